@@ -1,0 +1,1 @@
+"""rollcage runs real coding agents in cages and brings back training-grade rollouts."""

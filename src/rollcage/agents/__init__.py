@@ -1,0 +1,5 @@
+"""Agents: the protocol, and the ones that come with rollcage."""
+
+from rollcage.agents.base import Agent, AgentExit, Say
+
+__all__ = ["Agent", "AgentExit", "Say"]

@@ -1,0 +1,42 @@
+"""What an agent is: what its box must contain, and how it works on an instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from rollcage.events import AgentSaid, AgentStarted
+from rollcage.layers import Layer
+from rollcage.sandboxes.base import Sandbox
+from rollcage.types import AgentSpec, Endpoint
+
+Say = Callable[[AgentStarted | AgentSaid], Awaitable[None]]
+"""Puts what the agent says into the log, as it comes."""
+
+
+class AgentExit(NamedTuple):
+    """How an agent ended."""
+
+    code: int
+    error: str | None
+    log_tail: str
+
+
+class Agent(Protocol):
+    """One agent CLI: how to install, configure, start it and read its events."""
+
+    @property
+    def name(self) -> str:
+        """`opencode`, ..."""
+
+    @property
+    def version(self) -> str:
+        """The exact version that is run."""
+
+    def layers(self) -> Sequence[Layer]:
+        """What its boxes start with."""
+
+    async def solve(
+        self, box: Sandbox, instruction: str, model: Endpoint, spec: AgentSpec, *, workdir: str, say: Say
+    ) -> AgentExit:
+        """Work on the instruction until the agent ends by itself. Cancelled when its time is up."""

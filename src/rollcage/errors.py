@@ -1,0 +1,70 @@
+"""The exception tree. Each error names the boundary at which something broke.
+
+RollcageError
+├── UsageError            the caller asked for something that cannot be: bad argument, unknown name
+│   └── TaskError         a task file that cannot be read
+├── SetupError            this machine lacks something; the message says the exact remedy
+├── SandboxError          a box could not be opened, or refused what was asked of it
+│   ├── SandboxLost       the box is gone; nothing more can be done in it
+│   └── FileMissing       no such file in the box
+├── AgentError            the agent could not be installed or started
+├── ModelError            the model's endpoint cannot be used
+│   └── ModelUnreachable  no answer, or one that will never change: refused, wrong key
+├── ScoringError          the verifier ran but left no usable reward
+└── StoreError            the log could not be written or read
+    └── UnknownRollout    no rollout with that id
+"""
+
+from __future__ import annotations
+
+
+class RollcageError(Exception):
+    """Root of everything rollcage raises on purpose; the message is one line a person can act on."""
+
+
+class UsageError(RollcageError):
+    """The caller asked for something that cannot be; names the argument and what to do."""
+
+
+class TaskError(UsageError):
+    """A task file that cannot be read or means nothing."""
+
+
+class SetupError(RollcageError):
+    """This machine lacks something; the message carries the remedy."""
+
+
+class SandboxError(RollcageError):
+    """A box could not be opened, or refused what was asked of it."""
+
+
+class SandboxLost(SandboxError):
+    """The box is gone: closed, killed or vanished."""
+
+
+class FileMissing(SandboxError):
+    """No such file in the box (or it is not a regular file)."""
+
+
+class AgentError(RollcageError):
+    """The agent could not be installed or started."""
+
+
+class ModelError(RollcageError):
+    """The model's endpoint cannot be used."""
+
+
+class ModelUnreachable(ModelError):
+    """The endpoint does not answer, or answers that it never will (refused, wrong key)."""
+
+
+class ScoringError(RollcageError):
+    """The verifier ran but left no usable reward."""
+
+
+class StoreError(RollcageError):
+    """The log could not be written or read."""
+
+
+class UnknownRollout(StoreError):
+    """No rollout with that id in this log."""

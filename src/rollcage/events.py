@@ -1,0 +1,260 @@
+"""A rollout is its log: the events, the entries that carry them, and the state folded from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from rollcage.types import CommandResult, Job, JsonObject, Outcome, Reward, Stage, Turn, Value
+
+
+class Queued(Value):
+    """The rollout exists."""
+
+    kind: Literal["queued"] = "queued"
+    job: Job
+    """What is to be done; the endpoint's key is not in it."""
+    owner: str = ""
+    """The process that runs it; its lock tells whether it still lives."""
+
+
+class StageStarted(Value):
+    """A stage began."""
+
+    kind: Literal["stage_started"] = "stage_started"
+    stage: Stage
+
+
+class StageEnded(Value):
+    """A stage is over, and everything it started is dead."""
+
+    kind: Literal["stage_ended"] = "stage_ended"
+    stage: Stage
+    seconds: float
+
+
+class BoxOpened(Value):
+    """A box is there."""
+
+    kind: Literal["box_opened"] = "box_opened"
+    sandbox_id: str
+    backend: str
+    fresh: bool = False
+    """True for the second box of `verify_in = "fresh"`."""
+    notes: tuple[str, ...] = ()
+    """Limits this machine cannot enforce, in words."""
+
+
+class CommandStarted(Value):
+    """A setup or verify command began."""
+
+    kind: Literal["command_started"] = "command_started"
+    stage: Stage
+    command: str
+
+
+class CommandEnded(Value):
+    """A setup or verify command ended."""
+
+    kind: Literal["command_ended"] = "command_ended"
+    stage: Stage
+    result: CommandResult
+
+
+class AgentStarted(Value):
+    """The agent process runs."""
+
+    kind: Literal["agent_started"] = "agent_started"
+    agent: str
+    version: str
+
+
+class AgentSaid(Value):
+    """One event of the agent's own stream, as it came."""
+
+    kind: Literal["agent_said"] = "agent_said"
+    data: JsonObject
+
+
+class AgentEnded(Value):
+    """The agent process and all it started are dead."""
+
+    kind: Literal["agent_ended"] = "agent_ended"
+    exit_code: int | None
+    """Its own exit code; null where it was killed because its time ran out."""
+    timed_out: bool = False
+    error: str | None = None
+    """The agent's own last error, in one line."""
+    log_tail: str = ""
+    """The end of what it printed to stderr."""
+
+
+class TurnEnded(Value):
+    """A model call is complete (or broken) and captured."""
+
+    kind: Literal["turn_ended"] = "turn_ended"
+    turn: Turn
+
+
+class Noticed(Value):
+    """Something the agent left that could have decided the result, had verification looked at it."""
+
+    kind: Literal["noticed"] = "noticed"
+    what: str
+    paths: tuple[str, ...] = ()
+
+
+class FilesCollected(Value):
+    """What the agent left in the workdir."""
+
+    kind: Literal["files_collected"] = "files_collected"
+    files: dict[str, str]
+    """`{path relative to the workdir: text}`."""
+    extra: tuple[str, ...] = ()
+    """Paths not collected: too large, too many, binary, or not regular files."""
+
+
+class Scored(Value):
+    """The verifier's judgement."""
+
+    kind: Literal["scored"] = "scored"
+    reward: Reward
+
+
+class AbortRequested(Value):
+    """Somebody wants the rollout to stop; the process that runs it obeys."""
+
+    kind: Literal["abort_requested"] = "abort_requested"
+    reason: str = ""
+
+
+class Ended(Value):
+    """Nothing comes after this."""
+
+    kind: Literal["ended"] = "ended"
+    outcome: Outcome
+    error: str | None = None
+    """`Kind: message`, null where nothing broke."""
+    error_code: str | None = None
+    """A stable word for programs, null where nothing broke."""
+
+
+Event = Annotated[
+    Queued
+    | StageStarted
+    | StageEnded
+    | BoxOpened
+    | CommandStarted
+    | CommandEnded
+    | AgentStarted
+    | AgentSaid
+    | AgentEnded
+    | TurnEnded
+    | Noticed
+    | FilesCollected
+    | Scored
+    | AbortRequested
+    | Ended,
+    Field(discriminator="kind"),
+]
+
+EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+"""Reads an event back from its JSON shape."""
+
+
+class Entry(Value):
+    """One line of the log."""
+
+    rollout_id: str
+    seq: int
+    """1, 2, 3 ... within the rollout, without gaps."""
+    time: float
+    """Unix time at which it was appended."""
+    event: Event
+
+
+class Rollout(Value):
+    """The state of a rollout: a fold over its entries, nothing else."""
+
+    id: str
+    job: Job
+    owner: str = ""
+    stage: Stage = Stage.QUEUED
+    created_at: float = 0.0
+    ended_at: float | None = None
+    sandbox_id: str = ""
+    setup: tuple[CommandResult, ...] = ()
+    verify: tuple[CommandResult, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    said: tuple[JsonObject, ...] = ()
+    agent_exit_code: int | None = None
+    agent_error: str | None = None
+    agent_log_tail: str = ""
+    noticed: tuple[Noticed, ...] = ()
+    notes: tuple[str, ...] = ()
+    files: dict[str, str] = {}
+    files_extra: tuple[str, ...] = ()
+    reward: Reward | None = None
+    outcome: Outcome | None = None
+    error: str | None = None
+    error_code: str | None = None
+    timings: dict[str, float] = {}
+    """Seconds by stage."""
+    abort_requested: bool = False
+    last_seq: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the log is complete."""
+        return self.outcome is not None
+
+    @classmethod
+    def fold(cls, entries: Iterable[Entry]) -> Rollout:
+        """The state after these entries, which start with the rollout's first."""
+        state: JsonObject = {}
+        lists: dict[str, list[object]] = {name: [] for name in ("setup", "verify", "turns", "said", "noticed")}
+        timings: dict[str, float] = {}
+        for entry in entries:
+            _apply(state, lists, timings, entry)
+        if not state:
+            raise ValueError("a rollout's log starts with `queued`")
+        values: JsonObject = {**state, **{name: tuple(rows) for name, rows in lists.items()}, "timings": timings}
+        return cls.model_construct(None, **values)
+
+
+def _apply(state: JsonObject, lists: dict[str, list[object]], timings: dict[str, float], entry: Entry) -> None:
+    state["last_seq"] = entry.seq
+    match entry.event:
+        case Queued(job=job, owner=owner):
+            state.update(id=entry.rollout_id, job=job, owner=owner, created_at=entry.time)
+        case StageStarted(stage=stage):
+            state["stage"] = stage
+        case StageEnded(stage=stage, seconds=seconds):
+            timings[stage.value] = seconds
+        case BoxOpened(sandbox_id=sandbox_id, notes=notes, fresh=False):
+            state.update(sandbox_id=sandbox_id, notes=notes)
+        case CommandEnded(stage=stage, result=result):
+            lists["setup" if stage is Stage.SETUP else "verify"].append(result)
+        case AgentSaid(data=data):
+            lists["said"].append(data)
+        case AgentEnded(exit_code=exit_code, error=error, log_tail=tail):
+            state.update(agent_exit_code=exit_code, agent_error=error, agent_log_tail=tail)
+        case TurnEnded(turn=turn):
+            lists["turns"].append(turn)
+        case Noticed() as noticed:
+            lists["noticed"].append(noticed)
+        case FilesCollected(files=files, extra=extra):
+            state.update(files=files, files_extra=extra)
+        case Scored(reward=reward):
+            state["reward"] = reward
+        case AbortRequested():
+            state["abort_requested"] = True
+        case Ended(outcome=outcome, error=error, error_code=code):
+            state.update(stage=Stage.ENDED, ended_at=entry.time, outcome=outcome, error=error, error_code=code)
+            timings["total"] = entry.time - state["created_at"]
+            if not outcome.scored:
+                state["reward"] = None
+        case _:
+            pass

@@ -1,0 +1,178 @@
+"""What a box is: spawn, read, write, listen. Everything else is a function over these."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import anyio
+from anyio.abc import ByteReceiveStream, ByteSendStream
+
+from rollcage.layers import Layer
+from rollcage.types import HOME, SandboxSpec
+
+PATH = "/usr/local/bin:/usr/bin:/bin"
+"""The only PATH a command gets unless its caller says otherwise; nothing an agent can write to is on it."""
+
+
+class Process(Protocol):
+    """A command running in a box. It and everything it started die with the block that spawned it."""
+
+    @property
+    def stdin(self) -> ByteSendStream:
+        """Its standard input; `aclose()` is end of file."""
+
+    @property
+    def stdout(self) -> ByteReceiveStream:
+        """Its standard output."""
+
+    @property
+    def stderr(self) -> ByteReceiveStream:
+        """Its standard error."""
+
+    async def wait(self) -> int:
+        """Its exit code (128+n where signal n killed it), once it and every process it started are dead.
+
+        Raises SandboxLost where the box itself went away.
+        """
+
+
+class Sandbox(Protocol):
+    """One isolated box with a home directory, no network, and nothing of the host in it."""
+
+    @property
+    def id(self) -> str:
+        """A name that is unique on this machine."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Asked-for limits that cannot be enforced here, in words."""
+
+    def spawn(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = HOME
+    ) -> AbstractAsyncContextManager[Process]:
+        """Start a command in fresh namespaces, with PATH, HOME, USER, LANG, TMPDIR and `env` as its whole environment."""
+
+    async def read(self, path: str, *, limit: int = 16 << 20) -> bytes:
+        """At most `limit` bytes of a regular file; FileMissing where there is none. Never leads out, never hangs."""
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Make or replace a file, with the folders above it."""
+
+    def listen(self, port: int) -> AbstractAsyncContextManager[socket.socket]:
+        """A listening socket that is 127.0.0.1:port in the box and is served by this process; closed with the block."""
+
+
+@runtime_checkable
+class Rewindable(Protocol):
+    """A box that can put its home directory back: the ground under `verify_in = "box"`."""
+
+    async def checkpoint(self) -> None:
+        """Remember the home directory as it is. No command may be running."""
+
+    async def rewind(self, keep: Sequence[str]) -> tuple[str, ...]:
+        """Put everything below home back as it was at the checkpoint, except the `keep` paths; /tmp becomes empty.
+
+        Returns the paths outside `keep` that had been changed since. No command may be running.
+        """
+
+
+class Provider(Protocol):
+    """A backend: it opens boxes."""
+
+    @property
+    def name(self) -> str:
+        """`local`, `container`, ..."""
+
+    def open(self, spec: SandboxSpec, layers: Sequence[Layer] = ()) -> AbstractAsyncContextManager[Sandbox]:
+        """A box whose home starts as these layers, topmost first. Closed, with all in it, at the end of the block."""
+
+
+class Output(NamedTuple):
+    """The end of a stream that may have been endless."""
+
+    data: bytes
+    truncated: bool
+
+    @property
+    def text(self) -> str:
+        """As text, with whatever is no UTF-8 replaced."""
+        return self.data.decode("utf-8", "replace")
+
+
+class Exit(NamedTuple):
+    """How a command ended and what it printed."""
+
+    code: int
+    stdout: Output
+    stderr: Output
+    seconds: float
+    timed_out: bool
+
+
+async def tail(stream: ByteReceiveStream, limit: int) -> Output:
+    """Drain a stream to its end, keeping only its last `limit` bytes."""
+    chunks: deque[bytes] = deque()
+    size, truncated = 0, False
+    async for chunk in stream:
+        chunks.append(chunk)
+        size += len(chunk)
+        while size - len(chunks[0]) >= limit:
+            size -= len(chunks.popleft())
+            truncated = True
+    data = b"".join(chunks)
+    return Output(data[-limit:], truncated or len(data) > limit)
+
+
+async def run(
+    box: Sandbox,
+    argv: Sequence[str],
+    *,
+    stdin: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    cwd: str = HOME,
+    timeout_s: float = 60,
+    limit: int = 64 << 10,
+) -> Exit:
+    """Run a command to its end; at the time limit it is killed with all it started (exit code 124)."""
+    started = time.monotonic()
+    outputs: dict[str, Output] = {"stdout": Output(b"", False), "stderr": Output(b"", False)}
+    code, timed_out = 124, True
+
+    async def feed(stream: ByteSendStream) -> None:
+        # It may close its input or die before it has read all: its exit code tells.
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await stream.send(stdin)
+
+    async with box.spawn(argv, env=env, cwd=cwd) as process:
+
+        async def drain(name: str, stream: ByteReceiveStream) -> None:
+            outputs[name] = await tail(stream, limit)
+
+        with anyio.move_on_after(timeout_s):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(drain, "stdout", process.stdout)
+                tasks.start_soon(drain, "stderr", process.stderr)
+                if stdin:
+                    await feed(process.stdin)
+                await process.stdin.aclose()
+            code, timed_out = await process.wait(), False
+    return Exit(code, outputs["stdout"], outputs["stderr"], time.monotonic() - started, timed_out)
+
+
+async def sh(
+    box: Sandbox,
+    script: str,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str = HOME,
+    timeout_s: float = 60,
+    limit: int = 64 << 10,
+) -> Exit:
+    """Run shell text a user wrote, with no start-up files read."""
+    argv = ["bash", "--noprofile", "--norc", "-c", script]
+    return await run(box, argv, env=env, cwd=cwd, timeout_s=timeout_s, limit=limit)
