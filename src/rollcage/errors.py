@@ -11,6 +11,7 @@ RollcageError
 ├── ModelError            the model's endpoint cannot be used
 │   └── ModelUnreachable  no answer, or one that will never change: refused, wrong key
 ├── ScoringError          the verifier ran but left no usable reward
+│   └── VerifierHung      the verifier's time ran out
 └── StoreError            the log could not be written or read
     └── UnknownRollout    no rollout with that id
 """
@@ -60,6 +61,10 @@ class ModelUnreachable(ModelError):
 
 class ScoringError(RollcageError):
     """The verifier ran but left no usable reward."""
+
+
+class VerifierHung(ScoringError):
+    """The verifier's time ran out."""
 
 
 class StoreError(RollcageError):

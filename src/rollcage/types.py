@@ -33,7 +33,7 @@ class Stage(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a rollout ended. Only the first three can carry a reward."""
+    """How a rollout ended. Only the first four can carry a reward."""
 
     SUCCEEDED = "succeeded"
     """The agent ended by itself, and what it left was scored (or there was nothing to verify)."""
@@ -41,6 +41,8 @@ class Outcome(StrEnum):
     """The agent used up its time; what it left was scored."""
     AGENT_FAILED = "agent_failed"
     """The agent ended with an error of its own; what it left was scored."""
+    LIMIT_REACHED = "limit_reached"
+    """The agent used up its turns or tokens; what it left was scored."""
     SETUP_FAILED = "setup_failed"
     """A setup command failed or hung; the agent never ran."""
     VERIFY_FAILED = "verify_failed"
@@ -63,7 +65,7 @@ class Outcome(StrEnum):
     @property
     def scored(self) -> bool:
         """Whether a rollout with this outcome may carry a reward."""
-        return self in (Outcome.SUCCEEDED, Outcome.AGENT_TIMEOUT, Outcome.AGENT_FAILED)
+        return self in (Outcome.SUCCEEDED, Outcome.AGENT_TIMEOUT, Outcome.AGENT_FAILED, Outcome.LIMIT_REACHED)
 
 
 class Purpose(StrEnum):
@@ -233,6 +235,14 @@ class Limits(Value):
 Identifier = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f]*$")]
 
 
+def placed(path: str, folder: str) -> str:
+    """Where a path a task names lies in the box: relative to `folder`, and always below the home directory."""
+    pure = PurePosixPath(folder, path)
+    if ".." in pure.parts or not pure.is_relative_to(HOME) or pure == PurePosixPath(folder) or "\0" in path:
+        raise ValueError(f"{path!r} does not name a file below {HOME}")
+    return str(pure)
+
+
 class Task(Value):
     """A piece of work and how to judge it."""
 
@@ -268,6 +278,13 @@ class Task(Value):
         if not text.strip():
             raise ValueError("instruction is empty: say what the agent should do")
         return text
+
+    @field_validator("files", "tests")
+    @classmethod
+    def _files_below_home(cls, files: dict[str, str]) -> dict[str, str]:
+        for path in files:
+            placed(path, f"{HOME}/workdir")
+        return files
 
     @field_validator("workdir", "keep", mode="after")
     @classmethod

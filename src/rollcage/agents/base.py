@@ -10,16 +10,17 @@ from rollcage.layers import Layer
 from rollcage.sandboxes.base import Sandbox
 from rollcage.types import AgentSpec, Endpoint
 
-Say = Callable[[AgentStarted | AgentSaid], Awaitable[None]]
+Say = Callable[[AgentStarted | AgentSaid], Awaitable[object]]
 """Puts what the agent says into the log, as it comes."""
 
 
 class AgentExit(NamedTuple):
-    """How an agent ended."""
+    """How an agent ended by itself."""
 
     code: int
+    """Its exit code."""
     error: str | None
-    log_tail: str
+    """The last error it spoke of, in one line."""
 
 
 class Agent(Protocol):
@@ -40,3 +41,6 @@ class Agent(Protocol):
         self, box: Sandbox, instruction: str, model: Endpoint, spec: AgentSpec, *, workdir: str, say: Say
     ) -> AgentExit:
         """Work on the instruction until the agent ends by itself. Cancelled when its time is up."""
+
+    async def log_tail(self, box: Sandbox) -> str:
+        """The end of the agent's own log, read when its processes are dead; empty where it kept none."""

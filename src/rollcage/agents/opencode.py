@@ -1,0 +1,229 @@
+"""OpenCode: how it is installed, configured, started and read. The `run` driver: one process, one prompt, no egress."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.abc import ByteReceiveStream
+
+from rollcage.agents.base import AgentExit, Say
+from rollcage.agents.opencode_package import cpu_flags, layer_of, package_for
+from rollcage.errors import SandboxError, UsageError
+from rollcage.events import AgentSaid, AgentStarted
+from rollcage.layers import Layer
+from rollcage.sandboxes.base import Process, Sandbox, run, tail
+from rollcage.types import HOME, AgentSpec, Endpoint, JsonObject
+
+BINARY = f"{HOME}/.opencode/bin/opencode"
+LOG = f"{HOME}/.local/share/opencode/log/opencode.log"
+MODELS = f"{HOME}/.config/opencode/models.json"
+PROVIDER = "rollcage"
+
+TOOLS = frozenset("apply_patch bash edit glob grep read skill task todowrite webfetch write".split())
+"""The tools OpenCode can offer to a model."""
+EDIT_TOOLS = frozenset(("apply_patch", "edit", "write"))
+"""OpenCode knows these as one permission, `edit`: they come and go together."""
+
+MAX_LINE = 8 << 20
+MAX_SAID = 64 << 20
+"""How much of its own stream an agent may put into the log; a runaway cannot fill the disk."""
+
+_SWITCHES = (
+    "DISABLE_MODELS_FETCH DISABLE_AUTOUPDATE DISABLE_LSP_DOWNLOAD DISABLE_DEFAULT_PLUGINS PURE DISABLE_PROJECT_CONFIG "
+    "DISABLE_EXTERNAL_SKILLS DISABLE_CLAUDE_CODE DISABLE_SHARE DISABLE_AUTOCOMPACT DISABLE_PRUNE DISABLE_FFF "
+    "EXPERIMENTAL_DISABLE_FILEWATCHER DISABLE_TERMINAL_TITLE DISABLE_EMBEDDED_WEB_UI"
+).split()
+
+
+class OpenCode:
+    """The agent `opencode`."""
+
+    name = "opencode"
+
+    def __init__(self, downloads: Path) -> None:
+        """`downloads`: where the fetched package is kept."""
+        self._downloads = downloads
+        self._package = package_for(platform.machine(), cpu_flags())
+
+    @property
+    def version(self) -> str:
+        """The exact version that is run."""
+        return self._package.version
+
+    def layers(self) -> Sequence[Layer]:
+        """One layer: the binary, ripgrep (its search tools need it), and a seeded configuration."""
+        return [layer_of(self._package, self._downloads)]
+
+    async def solve(
+        self, box: Sandbox, instruction: str, model: Endpoint, spec: AgentSpec, *, workdir: str, say: Say
+    ) -> AgentExit:
+        """`opencode run` with the prompt on stdin, its JSON events into the log as they come."""
+        environment = environment_of(config_of(spec, model)) | spec.env
+        await say(AgentStarted(agent=self.name, version=self.version))
+        heard = _Heard(say)
+        argv = [BINARY, "run", "--format", "json", "--thinking"]
+        async with box.spawn(argv, env=environment, cwd=workdir) as process:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_prompt, process, instruction)
+                tasks.start_soon(heard.errors, process.stderr)
+                await heard.events(process.stdout)
+            code = await process.wait()
+        return AgentExit(code=code, error=heard.error or (heard.complaint if code else None))
+
+    async def log_tail(self, box: Sandbox) -> str:
+        """The end of OpenCode's own log file."""
+        try:
+            return (await run(box, ["tail", "--bytes=8000", "--", LOG], timeout_s=5)).stdout.text
+        except SandboxError:
+            return ""
+
+
+def config_of(spec: AgentSpec, model: Endpoint) -> JsonObject:
+    """OpenCode's configuration: one provider, no title and compaction calls, permissions that never ask."""
+    name = f"{PROVIDER}/{model.model}"
+    build: JsonObject = {"prompt": spec.system_prompt} if spec.system_prompt else {}
+    config: JsonObject = {
+        "$schema": "https://opencode.ai/config.json",
+        "model": name,
+        "small_model": name,
+        "autoupdate": False,
+        "share": "disabled",
+        "snapshot": False,
+        "lsp": False,
+        "formatter": False,
+        "plugin": [],
+        "enabled_providers": [PROVIDER],
+        "permission": permissions_of(spec),
+        "agent": {"title": {"disable": True}, "build": build},
+        "compaction": {"auto": False, "prune": False},
+        "provider": {
+            PROVIDER: {
+                "npm": "@ai-sdk/openai-compatible",
+                "name": PROVIDER,
+                "options": {
+                    "baseURL": model.base_url,
+                    "apiKey": model.key.get_secret_value(),
+                    "headerTimeout": False,
+                    "chunkTimeout": False,
+                },
+                "models": {
+                    model.model: {
+                        "name": model.model,
+                        "tool_call": True,
+                        "limit": {"context": 1_000_000, "output": 32_000},
+                    }
+                },
+            }
+        },
+    }
+    return _merged(config, spec.config)
+
+
+def permissions_of(spec: AgentSpec) -> dict[str, str]:
+    """Which tools the model is offered. The last rule that fits decides, so the order matters."""
+    named = set(spec.enabled_tools or ()) | set(spec.disabled_tools)
+    if unknown := named - TOOLS:
+        raise UsageError(
+            f"agent tools: OpenCode has no {', '.join(sorted(unknown))}; it has {', '.join(sorted(TOOLS))}"
+        )
+    offered = set(TOOLS if spec.enabled_tools is None else spec.enabled_tools) - set(spec.disabled_tools)
+    edits = offered & EDIT_TOOLS
+    if edits and spec.enabled_tools is None and edits != EDIT_TOOLS:
+        raise UsageError("agent tools: OpenCode offers edit, write and apply_patch together; disable all three or none")
+    rules = {} if spec.enabled_tools is None else {"*": "deny"}
+    rules |= dict.fromkeys(sorted(offered - EDIT_TOOLS), "allow") if spec.enabled_tools is not None else {}
+    rules |= dict.fromkeys(sorted(TOOLS - EDIT_TOOLS - offered), "deny")
+    rules["edit"] = "allow" if edits else "deny"
+    return (
+        rules
+        | {"external_directory": "allow", "doom_loop": "allow", "question": "deny"}
+        | ({"read": "allow"} if "read" in offered else {})
+    )
+
+
+def environment_of(config: JsonObject) -> dict[str, str]:
+    """The environment of a lean OpenCode that talks to nobody but its model."""
+    return {
+        "SHELL": "/bin/bash",
+        "TERM": "dumb",
+        "XDG_CONFIG_HOME": f"{HOME}/.config",
+        "XDG_DATA_HOME": f"{HOME}/.local/share",
+        "XDG_CACHE_HOME": f"{HOME}/.cache",
+        "XDG_STATE_HOME": f"{HOME}/.local/state",
+        "OPENCODE_CONFIG_CONTENT": json.dumps(config),
+        "OPENCODE_MODELS_PATH": MODELS,
+        **{f"OPENCODE_{switch}": "1" for switch in _SWITCHES},
+    }
+
+
+class _Heard:
+    """Reads what OpenCode prints."""
+
+    def __init__(self, say: Say) -> None:
+        self._say, self._said = say, 0
+        self.error: str | None = None
+        self.complaint: str | None = None
+
+    async def events(self, stream: ByteReceiveStream) -> None:
+        async for line in _lines(stream):
+            self._said += len(line)
+            if self._said > MAX_SAID:
+                continue
+            try:
+                data = json.loads(line)
+            except ValueError:
+                data = None
+            if not isinstance(data, dict):
+                data = {"type": "stdout", "text": line.decode("utf-8", "replace")}
+            if data.get("type") == "error":
+                self.error = _error_line(data.get("error"))
+            await self._say(AgentSaid(data=data))
+
+    async def errors(self, stream: ByteReceiveStream) -> None:
+        lines = (await tail(stream, 4000)).text.strip().splitlines()
+        self.complaint = lines[-1] if lines else None
+
+
+def _error_line(error: Any) -> str:
+    if not isinstance(error, dict):
+        return str(error)
+    data = error.get("data")
+    message = data.get("message") if isinstance(data, dict) else None
+    return f"{error.get('name', 'error')}: {message or ''}".strip(": ")
+
+
+async def _prompt(process: Process, instruction: str) -> None:
+    # OpenCode waits for the end of its input; an agent that died already shows in its exit code.
+    try:
+        await process.stdin.send(instruction.encode())
+    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+        return
+    finally:
+        await process.stdin.aclose()
+
+
+async def _lines(stream: ByteReceiveStream) -> AsyncIterator[bytes]:
+    buffer = bytearray()
+    async for chunk in stream:
+        buffer += chunk
+        while (end := buffer.find(b"\n")) >= 0 or len(buffer) > MAX_LINE:
+            end = end if end >= 0 else len(buffer)
+            line = bytes(buffer[:end])
+            del buffer[: end + 1]
+            if line.strip():
+                yield line
+    if buffer.strip():
+        yield bytes(buffer)
+
+
+def _merged(base: JsonObject, over: JsonObject) -> JsonObject:
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        result[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return result

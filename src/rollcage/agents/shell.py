@@ -1,0 +1,55 @@
+"""An agent that is a shell script: bash runs the instruction. For trying out solutions, and for hostile tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+from anyio.abc import ByteReceiveStream
+
+from rollcage.agents.base import AgentExit, Say
+from rollcage.events import AgentSaid, AgentStarted
+from rollcage.layers import Layer
+from rollcage.sandboxes.base import Sandbox, tail
+from rollcage.types import AgentSpec, Endpoint
+
+_LIMIT = 64 << 10
+
+
+class Shell:
+    """The agent `shell`: no layers, no model calls of its own; the lent endpoint is in its environment."""
+
+    name = "shell"
+    version = "1"
+
+    def layers(self) -> Sequence[Layer]:
+        """None."""
+        return ()
+
+    async def solve(
+        self, box: Sandbox, instruction: str, model: Endpoint, spec: AgentSpec, *, workdir: str, say: Say
+    ) -> AgentExit:
+        """Run the instruction as a bash script in the workdir; what it printed goes into the log at its end."""
+        await say(AgentStarted(agent=self.name, version=self.version))
+        environment = {
+            "OPENAI_BASE_URL": model.base_url,
+            "OPENAI_API_KEY": model.key.get_secret_value(),
+            "OPENAI_MODEL": model.model,
+        }
+
+        async def hear(name: str, stream: ByteReceiveStream) -> None:
+            output = await tail(stream, _LIMIT)
+            if output.data:
+                await say(AgentSaid(data={"type": name, "text": output.text}))
+
+        async with box.spawn(["bash", "-c", instruction], env=environment | spec.env, cwd=workdir) as process:
+            await process.stdin.aclose()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(hear, "stdout", process.stdout)
+                tasks.start_soon(hear, "stderr", process.stderr)
+            code = await process.wait()
+        return AgentExit(code=code, error=None)
+
+    async def log_tail(self, box: Sandbox) -> str:
+        """It keeps no log."""
+        return ""

@@ -1,0 +1,125 @@
+"""The command `rollcage`: where errors become one line with a remedy, and outcomes become exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import click
+
+from rollcage import errors
+from rollcage.cli.codes import INTERNAL, INTERRUPTED, NOT_READY, OTHER, PIPE_CLOSED, USAGE
+from rollcage.cli.commands import rollcage
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and leave with its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    code = _code(given)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = PIPE_CLOSED
+    if code == PIPE_CLOSED:
+        # Python flushes once more on its way out, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _code(arguments: Sequence[str]) -> int:
+    try:
+        return int(rollcage.main(list(arguments), prog_name="rollcage", standalone_mode=False) or 0)
+    except BaseException as raised:  # noqa: BLE001 - the edge: whatever arrives here is told in one line
+        for error in _leaves(raised):
+            if isinstance(error, SystemExit | click.exceptions.Exit):
+                return _exit_code(error)
+            if isinstance(error, KeyboardInterrupt | click.Abort):
+                return _tell(arguments, "interrupted", "interrupted", INTERRUPTED)
+            if isinstance(error, BrokenPipeError):
+                return PIPE_CLOSED
+            if isinstance(error, click.exceptions.NoArgsIsHelpError):
+                click.echo(error.format_message())
+                return USAGE
+            if isinstance(error, click.ClickException):
+                return _tell(arguments, _click_message(error), "usage", USAGE)
+            if isinstance(error, errors.RollcageError):
+                _trace(raised)
+                return _tell(arguments, str(error), _word(error), _code_of(error))
+        _trace(raised)
+        first = next(_leaves(raised))
+        message = f"internal error: {type(first).__name__}: {first}; set ROLLCAGE_DEBUG=1 to see where, and report it"
+        return _tell(arguments, message, "internal_error", INTERNAL)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _exit_code(error: SystemExit | click.exceptions.Exit) -> int:
+    code = error.exit_code if isinstance(error, click.exceptions.Exit) else error.code
+    return code if isinstance(code, int) else 0 if code is None else OTHER
+
+
+def _click_message(error: click.ClickException) -> str:
+    message = error.format_message().strip().rstrip(".")
+    message = message[:1].lower() + message[1:]
+    path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rollcage"
+    return f"{message}; see {path} --help"
+
+
+def _word(error: errors.RollcageError) -> str:
+    """A stable word for programs."""
+    for kind, word in (
+        (errors.TaskError, "bad_task"),
+        (errors.UsageError, "usage"),
+        (errors.UnknownRollout, "unknown_rollout"),
+        (errors.StoreError, "store"),
+        (errors.SetupError, "machine_not_ready"),
+        (errors.ModelError, "model_unreachable"),
+    ):
+        if isinstance(error, kind):
+            return word
+    return "error"
+
+
+def _code_of(error: errors.RollcageError) -> int:
+    return USAGE if isinstance(error, errors.UsageError | errors.UnknownRollout) else NOT_READY
+
+
+def _tell(arguments: Sequence[str], message: str, word: str, code: int) -> int:
+    """Say it on stderr, one line per problem; where JSON was asked for, stdout still gets its one document."""
+    from rollcage.cli.text import clean
+
+    lines = [line for line in clean(message).split("\n") if line.strip()] or ["unknown error"]
+    with suppress(OSError):
+        for line in lines:
+            encoding = sys.stderr.encoding or "ascii"
+            shown = f"rollcage: {line}".encode(encoding, "backslashreplace").decode(encoding)
+            print(shown, file=sys.stderr, flush=True)
+    if "--json" in arguments:
+        import json
+
+        try:
+            print(json.dumps({"error": message, "error_code": word}), flush=True)
+        except BrokenPipeError:
+            return PIPE_CLOSED
+    return code
+
+
+def _trace(error: BaseException) -> None:
+    """Show where it came from, for those who asked."""
+    from rollcage.settings import Settings
+
+    with suppress(errors.UsageError):
+        if Settings.from_environ(os.environ).debug:
+            import traceback
+
+            traceback.print_exception(error, file=sys.stderr)

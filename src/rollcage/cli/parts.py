@@ -1,0 +1,56 @@
+"""Builds the parts: the one place that says what a rollout started from the command line is made of."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from rollcage.errors import UnknownRollout
+from rollcage.settings import Settings
+
+if TYPE_CHECKING:
+    from rollcage.agents.opencode import OpenCode
+    from rollcage.runner import Runner
+    from rollcage.sandboxes.local import LocalProvider
+    from rollcage.store import Store
+
+
+def provider(settings: Settings) -> LocalProvider:
+    """Opens boxes on this machine."""
+    from rollcage.sandboxes.local import LocalProvider
+
+    return LocalProvider(settings.home)
+
+
+def agent(settings: Settings) -> OpenCode:
+    """The agent that comes with rollcage."""
+    from rollcage.agents.opencode import OpenCode
+
+    return OpenCode(settings.cache_dir)
+
+
+@asynccontextmanager
+async def opened_runner(settings: Settings, store: Store) -> AsyncIterator[Runner]:
+    """A runner on this log, with everything it needs."""
+    from rollcage.gateway import Gateway
+    from rollcage.runner import Backends, Runner
+
+    async with Gateway.open() as gateway:
+        here, opencode = provider(settings), agent(settings)
+        backends = Backends(providers={here.name: here}, agents={opencode.name: opencode}, gateway=gateway)
+        async with Runner.open(store, backends) as runner:
+            yield runner
+
+
+@asynccontextmanager
+async def opened_log(settings: Settings) -> AsyncIterator[Store]:
+    """The log, for those who read it; what dead processes left open is ended first, so that nobody waits for them."""
+    from rollcage.runner import Owners, recover
+    from rollcage.store import Store
+
+    if not settings.log_path.exists():
+        raise UnknownRollout(f"there are no rollouts yet in {settings.home}; rollcage run makes one")
+    async with Store.open(settings.log_path) as store:
+        await recover(store, Owners.beside(store))
+        yield store

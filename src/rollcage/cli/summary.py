@@ -1,0 +1,242 @@
+"""What a rollout came to, on one screen: reward, turns, checks, files, timings, and what to try next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from rollcage.cli.narrator import (
+    ACCENT,
+    BAD,
+    DIM,
+    GOOD,
+    SCRIPTED,
+    STRONG,
+    WARN,
+    Marks,
+    completion_tokens,
+    counted,
+    prompt_tokens,
+)
+from rollcage.cli.text import clean, clip, one_line, reward_text, seconds_of
+from rollcage.events import Entry, Rollout
+from rollcage.types import CommandResult, Outcome, Stage, Turn
+
+if TYPE_CHECKING:
+    from rollcage.store import Summary
+
+FILES_SHOWN = 12
+COMMANDS_SHOWN = 12
+
+
+def summary_of(rollout: Rollout, marks: Marks, log_path: Path) -> Group:
+    """The whole summary of one rollout."""
+    parts: list[RenderableType] = [Text(""), _headline(rollout, marks)]
+    if rollout.error:
+        parts.append(Text(f"  {one_line(rollout.error, 1000)}", style=_outcome_style(rollout)))
+    if rollout.job.model.kind == "scripted":
+        parts.append(Text(f"  {SCRIPTED}", style=f"{STRONG} {WARN}"))
+    for title, body in (
+        ("turns", turns_table(rollout.turns, marks) if rollout.turns else None),
+        ("setup", _commands(rollout.setup, marks) if rollout.setup else None),
+        ("verify", _commands(rollout.verify, marks) if rollout.verify else None),
+        ("noticed", _noticed(rollout) if rollout.noticed else None),
+        ("files", _files(rollout) if rollout.files or rollout.files_extra else None),
+        ("time", _timings(rollout, marks) if rollout.timings else None),
+        ("log", _where(rollout, log_path)),
+    ):
+        if body is not None:
+            parts += [Text(""), Text(title, style=STRONG), Padding(body, (0, 0, 0, 2), expand=False)]
+    return Group(*parts)
+
+
+def turns_table(turns: Sequence[Turn], marks: Marks) -> Table:
+    """One row per model call, and their sums."""
+    table = _grid(("turn", "left"), ("prompt", "right"), ("sampled", "right"), ("mean logprob", "right"))
+    table.add_column("finish")
+    table.add_column("time", justify="right")
+    table.add_column("trainable", overflow="fold")
+    for turn in turns:
+        table.add_row(
+            str(turn.index + 1) + ("" if turn.purpose.value == "agent" else f" {turn.purpose.value}"),
+            f"{prompt_tokens(turn):,}",
+            f"{completion_tokens(turn):,}",
+            _mean_logprob(turn),
+            Text(one_line(turn.error or turn.finish_reason or "cut", 60), style=BAD if turn.error else ""),
+            seconds_of(turn.seconds),
+            Text(marks.good, style=GOOD)
+            if turn.trainable
+            else Text(f"no: {one_line(turn.untrainable_reason or 'not told', 80)}", style=WARN),
+        )
+    if len(turns) > 1:
+        table.add_section()
+        total = (f"{sum(map(prompt_tokens, turns)):,}", f"{sum(map(completion_tokens, turns)):,}")
+        trainable = sum(turn.trainable for turn in turns)
+        seconds = seconds_of(sum(turn.seconds for turn in turns))
+        table.add_row("all", *total, "", "", seconds, f"{trainable} of {len(turns)}", style=DIM)
+    return table
+
+
+def turn_details(turns: Iterable[Turn], marks: Marks) -> Iterator[RenderableType]:
+    """What the model said in each turn, whole."""
+    for turn in turns:
+        sizes = f"{prompt_tokens(turn):,} {marks.arrow} {counted(completion_tokens(turn), 'token')}"
+        head = Text.assemble((f"{marks.turn} turn {turn.index + 1}", STRONG), (f"  {sizes}  ", DIM))
+        head.append(one_line(turn.error or turn.finish_reason or "cut", 200), style=BAD if turn.error else DIM)
+        yield head
+        for name, style in (("reasoning_content", DIM), ("content", "")):
+            words = turn.message.get(name)
+            if isinstance(words, str) and words.strip():
+                yield Padding(Text(clean(words.strip()), style=style), (0, 0, 0, 4))
+        calls = turn.message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else []:
+            function = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict):
+                text = Text.assemble((f"{marks.tool} {one_line(str(function.get('name')), 60)} ", ACCENT))
+                text.append(clean(str(function.get("arguments"))))
+                yield Padding(text, (0, 0, 0, 4))
+        yield Text("")
+
+
+def event_lines(entries: Iterable[Entry]) -> Iterator[Text]:
+    """One line per entry of the log."""
+    start: float | None = None
+    for entry in entries:
+        start = entry.time if start is None else start
+        body = entry.event.model_dump(mode="json", exclude={"kind"})
+        shown = ", ".join(f"{name}={json.dumps(value)[:400]}" for name, value in body.items())
+        head = Text.assemble((f"{entry.seq:>5} ", DIM), (f"{entry.time - start:>9.3f} s  ", DIM))
+        head.append(f"{entry.event.kind:<16} ", style=ACCENT)
+        yield head.append(one_line(shown, 2000))
+
+
+def list_table(rows: Sequence[Summary], now: float) -> Table:
+    """One row per rollout, newest first."""
+    table = _grid(("rollout", "left"), ("task", "left"), ("state", "left"), ("reward", "right"), ("turns", "right"))
+    table.add_column("tokens", justify="right")
+    table.add_column("model", overflow="ellipsis", no_wrap=True)
+    table.add_column("started", no_wrap=True)
+    for row in rows:
+        outcome = Outcome(row.outcome) if row.outcome else None
+        style = ACCENT if outcome is None else GOOD if outcome is Outcome.SUCCEEDED else WARN if outcome.scored else BAD
+        table.add_row(
+            one_line(row.id, 40),
+            one_line(row.task_id or row.instruction, 32),
+            Text(outcome.value if outcome else str(row.stage), style=style),
+            reward_text(row.reward) if row.reward is not None else "-",
+            str(row.turns),
+            f"{row.tokens:,}",
+            one_line(row.model, 40),
+            f"{seconds_of(max(0.0, now - row.created_at))} ago",
+        )
+    return table
+
+
+def _headline(rollout: Rollout, marks: Marks) -> Text:
+    style = _outcome_style(rollout)
+    state = rollout.outcome.value if rollout.outcome else f"running: {rollout.stage.value}"
+    text = Text.assemble((f"{marks.end} {state}", f"{STRONG} {style}"), "   ")
+    if rollout.reward:
+        total = rollout.reward.total
+        text.append(
+            f"reward {reward_text(total)}", style=f"{STRONG} {GOOD if total >= 1 else WARN if total > 0 else BAD}"
+        )
+        if len(rollout.reward.parts) > 1:
+            parts = (
+                f"{one_line(name, 30)} {reward_text(value)}" for name, value in list(rollout.reward.parts.items())[:6]
+            )
+            text.append(f" ({', '.join(parts)})", style=DIM)
+    else:
+        text.append("no reward" if rollout.ended else "no reward yet", style=STRONG)
+    sampled = sum(map(completion_tokens, rollout.turns))
+    text.append(f"   {counted(len(rollout.turns), 'turn')} {marks.dot} {counted(sampled, 'token')} sampled", style=DIM)
+    if total_s := rollout.timings.get("total"):
+        text.append(f" {marks.dot} {seconds_of(total_s)}", style=DIM)
+    return text
+
+
+def _commands(results: Sequence[CommandResult], marks: Marks) -> Group:
+    lines = []
+    for result in results[:COMMANDS_SHOWN]:
+        passed = result.exit_code == 0
+        text = Text.assemble((marks.good, GOOD) if passed else (marks.bad, BAD), f" {one_line(result.command, 200)}")
+        how = "" if passed else ", time ran out" if result.timed_out else f", exit {result.exit_code}"
+        text.append(f"  {seconds_of(result.seconds)}{how}", style=DIM if passed else BAD)
+        lines.append(text)
+    if len(results) > COMMANDS_SHOWN:
+        lines.append(Text(f"and {len(results) - COMMANDS_SHOWN} more", style=DIM))
+    return Group(*lines)
+
+
+def _noticed(rollout: Rollout) -> Group:
+    return Group(
+        *(
+            Text(f"! {one_line(n.what, 200)}: {', '.join(one_line(path, 80) for path in n.paths[:6])}", style=WARN)
+            for n in rollout.noticed
+        )
+    )
+
+
+def _files(rollout: Rollout) -> Group:
+    staged = {name: text for name, text in rollout.job.task.files.items() if not name.startswith("/")}
+    lines = []
+    for name, text in sorted(rollout.files.items())[:FILES_SHOWN]:
+        what, style = (
+            ("new", GOOD) if name not in staged else ("same", DIM) if staged[name] == text else ("changed", WARN)
+        )
+        count = counted(len(text.splitlines()), "line")
+        lines.append(Text.assemble((f"{what:<8}", style), one_line(name, 100), (f"  {count}", DIM)))
+    if len(rollout.files) > FILES_SHOWN:
+        lines.append(Text(f"and {len(rollout.files) - FILES_SHOWN} more", style=DIM))
+    if rollout.files_extra:
+        shown = ", ".join(one_line(name, 60) for name in rollout.files_extra[:4])
+        lines.append(Text(f"not kept: {clip(shown, 200)} ({len(rollout.files_extra)} in all)", style=DIM))
+    return Group(*lines)
+
+
+def _timings(rollout: Rollout, marks: Marks) -> Table:
+    table = Table.grid(padding=(0, 2))
+    total = max(rollout.timings.get("total", 0.0), sum(rollout.timings.get(stage.value, 0.0) for stage in Stage), 1e-9)
+    for stage in Stage:
+        if (seconds := rollout.timings.get(stage.value)) is not None:
+            bar = marks.block * max(1, round(40 * seconds / total))
+            table.add_row(stage.value, Text(seconds_of(seconds), justify="right"), Text(bar, style=ACCENT))
+    if "total" in rollout.timings:
+        table.add_row(
+            Text("total", style=DIM), Text(seconds_of(rollout.timings["total"]), justify="right", style=DIM), ""
+        )
+    return table
+
+
+def _where(rollout: Rollout, log_path: Path) -> Group:
+    name = one_line(rollout.id, 80)
+    rows = [("what the model said", "--turns"), ("every event", "--events"), ("for programs", "--json")]
+    return Group(
+        Text(f"{log_path} {rollout.last_seq} entries as {name}"),
+        *(Text.assemble((f"{f'rollcage show {name} {flag}':<44}", ACCENT), (what, DIM)) for what, flag in rows),
+    )
+
+
+def _mean_logprob(turn: Turn) -> str:
+    known = [token.logprob for token in turn.tokens if token.logprob is not None]
+    return f"{sum(known) / len(known):.3f}" if known else "-"
+
+
+def _outcome_style(rollout: Rollout) -> str:
+    if rollout.outcome is None:
+        return ACCENT
+    return GOOD if rollout.outcome is Outcome.SUCCEEDED else WARN if rollout.outcome.scored else BAD
+
+
+def _grid(*columns: tuple[str, str]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style=DIM, pad_edge=False)
+    for name, justify in columns:
+        table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
+    return table

@@ -1,0 +1,298 @@
+"""Bytes in, a turn out: pure, and at ease with half an answer.
+
+An answer is one JSON object or a stream of events; which of the two is told by its first byte, because content types
+lie. Tokens are kept as rows, so no list can get out of step with another; where an engine's own lists disagree, the
+turn says so and is not trainable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import NamedTuple
+
+from rollcage.gateway.message import Message
+from rollcage.gateway.shapes import Choice, Chunk, Entry, Logprobs, chunk_of, object_of, spellings
+from rollcage.gateway.sse import Event, Events
+from rollcage.types import Alternative, JsonObject, Purpose, Token, Turn
+
+TOKEN_ID = "token_id:"  # noqa: S105
+"""How vLLM spells a token when asked for ids in place of texts."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is known of a model call before its answer comes."""
+
+    index: int
+    request: JsonObject
+    """The body as sent upstream."""
+    streamed: bool = True
+    purpose: Purpose = Purpose.AGENT
+    session: str = ""
+    parent_session: str = ""
+    started_at: float = 0.0
+
+
+class End(NamedTuple):
+    """How the answer ended, as the transport saw it."""
+
+    status: int
+    error: str | None = None
+    """What broke the transport before the end of the answer; null where it ended as announced."""
+    first_token_s: float | None = None
+    seconds: float = 0.0
+
+
+def turn_of(call: Call, body: bytes, end: End) -> Turn:
+    """The turn that these bytes are the answer of."""
+    answer = Answer()
+    answer.feed(body)
+    return answer.turn(call, end)
+
+
+class Answer:
+    """An answer in the making: feed it portions of any size, ask for the turn at the end."""
+
+    def __init__(self) -> None:
+        self._kind = ""
+        self._head = b""
+        self._json: list[bytes] = []
+        self._events = Events()
+        self._message = Message()
+        self._tokens: list[Token] = []
+        self._prompt_ids: list[int] = []
+        self._output_ids: list[int] | None = None
+        self._usage: JsonObject = {}
+        self._finish_reason: str | None = None
+        self._choices: set[int] = set()
+        self._error: str | None = None
+        self._garbled: str | None = None
+        self._misfit = ""
+        self._done = False
+
+    def feed(self, data: bytes) -> None:
+        """Take in a portion."""
+        if not self._kind:
+            data = self._head + data
+            start = data.lstrip(b"\xef\xbb\xbf \t\r\n")
+            if not start:
+                self._head = data
+                return
+            self._kind = "json" if start.startswith((b"{", b"[")) else "events"
+        if self._kind == "json":
+            self._json.append(data)
+        else:
+            for event in self._events.feed(data):
+                self._on_event(event)
+
+    def turn(self, call: Call, end: End) -> Turn:
+        """The turn, with whatever came until now. Nothing may be fed afterwards."""
+        raw = b"".join(self._json)
+        if self._kind == "json":
+            self._on_object(raw)
+        else:
+            for event in self._events.end():
+                self._on_event(event)
+        self._merge_output_ids()
+        error = self._verdict(end, raw)
+        reason = self._untrainable(call, error)
+        return Turn.model_construct(
+            index=call.index,
+            purpose=call.purpose,
+            session=call.session,
+            parent_session=call.parent_session,
+            request=call.request,
+            message=self._message.value() if self._choices else {},
+            prompt_ids=tuple(self._prompt_ids),
+            tokens=tuple(self._tokens),
+            finish_reason=self._finish_reason,
+            usage=self._usage,
+            status=end.status,
+            error=error,
+            trainable=not reason,
+            untrainable_reason=reason,
+            streamed=call.streamed,
+            started_at=call.started_at,
+            first_token_s=end.first_token_s,
+            seconds=end.seconds,
+        )
+
+    def _on_event(self, event: Event) -> None:
+        if event.data.strip() == b"[DONE]":
+            self._done = True
+            return
+        chunk = chunk_of(event.data)
+        if chunk is None:
+            self._garbled = "an event of the stream is no JSON object"
+        elif event.name == "sglext_ids":
+            self._on_sglext(chunk.sglext or object_of(event.data) or {})
+        elif event.name == "error" and chunk.error is None:
+            self._error = _reported(object_of(event.data))
+        else:
+            self._on_chunk(chunk, event.data)
+
+    def _on_object(self, data: bytes) -> None:
+        chunk = chunk_of(data)
+        if chunk is None:
+            self._garbled = "the answer is no whole JSON object"
+            return
+        self._on_chunk(chunk, data)
+        self._done = bool(self._choices) and self._error is None
+
+    def _on_chunk(self, chunk: Chunk, data: bytes) -> None:
+        if chunk.error is not None:
+            # vLLM ends a stream that broke with an error event and `[DONE]`: the error stands.
+            self._error = _reported(chunk.error)
+        if chunk.usage:
+            self._usage = chunk.usage
+        if chunk.prompt_token_ids and not self._prompt_ids:
+            self._prompt_ids = chunk.prompt_token_ids
+        if chunk.sglext:
+            self._on_sglext(chunk.sglext)
+        for choice in chunk.choices or ():
+            index = choice.index or 0
+            self._choices.add(index)
+            if index == 0:
+                self._on_choice(choice, data)
+
+    def _on_choice(self, choice: Choice, data: bytes) -> None:
+        delta = choice.delta or choice.message
+        if delta is not None:
+            self._message.add(delta)
+        if choice.text:
+            self._message.add_text(choice.text)
+        if choice.finish_reason:
+            self._finish_reason = choice.finish_reason
+        if choice.prompt_token_ids and not self._prompt_ids:
+            self._prompt_ids = choice.prompt_token_ids
+        rows = _rows(choice.logprobs)
+        if any(row.text.startswith(TOKEN_ID) for row in rows):
+            rows = _spelled(rows, spellings(data))
+        self._tokens += self._joined(rows, choice.token_ids or choice.response_token_ids)
+
+    def _joined(self, rows: list[Token], ids: list[int] | None) -> Iterable[Token]:
+        if not ids:
+            return rows
+        if not rows:
+            return [Token("", id_, None) for id_ in ids]
+        if len(rows) != len(ids):
+            self._misfit = self._misfit or f"a chunk has {len(ids)} token ids but {len(rows)} logprobs"
+            return [Token("", id_, None) for id_ in ids]
+        return [row._replace(id=id_) for row, id_ in zip(rows, ids, strict=True)]
+
+    def _on_sglext(self, extension: JsonObject) -> None:
+        inputs, outputs = extension.get("input_ids"), extension.get("output_ids")
+        if prompt := _flat(inputs):
+            self._prompt_ids = self._prompt_ids or prompt
+        self._output_ids = _flat(outputs) or self._output_ids
+
+    def _merge_output_ids(self) -> None:
+        """SGLang tells the ids of a stream once, at its end."""
+        ids = self._output_ids
+        if ids is None or any(token.id is not None for token in self._tokens):
+            return
+        if self._tokens and len(ids) != len(self._tokens):
+            self._misfit = f"the engine gave {len(ids)} token ids but {len(self._tokens)} logprobs"
+        elif self._tokens:
+            self._tokens = [token._replace(id=id_) for token, id_ in zip(self._tokens, ids, strict=True)]
+        else:
+            self._tokens = [Token("", id_, None) for id_ in ids]
+
+    def _verdict(self, end: End, raw: bytes) -> str | None:
+        """What broke, in one line; null for a whole turn."""
+        if end.status and not 200 <= end.status < 300:
+            said = _one_line(_message_of(object_of(raw)) if raw else "")
+            return f"upstream answered {end.status}" + (f": {said}" if said else "")
+        if self._error is not None:
+            return self._error
+        if self._done and self._finish_reason and self._garbled is None:
+            return None  # complete, whatever happened to the connection afterwards
+        if end.error is not None or self._garbled is not None:
+            return end.error or self._garbled
+        if not self._choices:
+            return "the answer holds no choices"
+        return None if self._finish_reason else "the answer ended without a finish reason"
+
+    def _untrainable(self, call: Call, error: str | None) -> str:
+        """Why the turn cannot be trained on; empty where it can."""
+        tokens, counted = self._tokens, self._usage.get("completion_tokens")
+        missing = [
+            (error is not None, f"not whole: {error}"),
+            (len(self._choices) > 1, f"{len(self._choices)} choices: only choice 0 is kept"),
+            (bool(self._misfit), self._misfit),
+            (not tokens, "the engine gave neither token ids nor logprobs"),
+            (any(t.id is None for t in tokens), "the engine gave no token ids"),
+            (any(t.logprob is None for t in tokens), "the engine gave no logprobs"),
+            (not self._prompt_ids, "the engine gave no prompt token ids"),
+            (counted is None, "the engine gave no usage to check the count of tokens against"),
+            (counted != len(tokens), f"{len(tokens)} tokens captured, but the engine counted {counted}"),
+        ]
+        return next((reason for wrong, reason in missing if wrong), "")
+
+
+def _rows(logprobs: Logprobs | None) -> list[Token]:
+    if logprobs is None:
+        return []
+    if logprobs.content:
+        return [_row(entry) for entry in logprobs.content]
+    columns = zip_longest(logprobs.tokens or (), logprobs.token_logprobs or (), logprobs.top_logprobs or ())
+    return [
+        Token(
+            text or "",
+            _id_in(text or ""),
+            logprob,
+            tuple(Alternative(t, _id_in(t), lp) for t, lp in (top or {}).items() if lp is not None),
+        )
+        for text, logprob, top in columns
+    ]
+
+
+def _row(entry: Entry) -> Token:
+    top = tuple(
+        [
+            Alternative(t.token, t.id if t.id is not None else _id_in(t.token), t.logprob)
+            for t in entry.top_logprobs or ()
+            if t.logprob is not None
+        ]
+    )
+    return Token(entry.token, entry.id if entry.id is not None else _id_in(entry.token), entry.logprob, top)
+
+
+def _id_in(text: str) -> int | None:
+    if text.startswith(TOKEN_ID) and text[len(TOKEN_ID) :].isdecimal():
+        return int(text[len(TOKEN_ID) :])
+    return None
+
+
+def _spelled(rows: list[Token], texts: list[str]) -> list[Token]:
+    if len(texts) != len(rows):
+        return rows
+    return [row._replace(text=text) for row, text in zip(rows, texts, strict=True)]
+
+
+def _flat(value: object) -> list[int] | None:
+    """Ids of choice 0, given flat or once per choice."""
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        value = value[0]
+    if isinstance(value, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in value):
+        return value
+    return None
+
+
+def _message_of(value: object) -> str:
+    """The words in an error, whatever its shape."""
+    if isinstance(value, dict):
+        inner = next((value[key] for key in ("error", "message", "detail") if value.get(key)), None)
+        return _message_of(inner) if inner is not None else str(value)
+    return str(value) if value is not None else ""
+
+
+def _reported(value: object) -> str:
+    return f"the engine reported an error: {_one_line(_message_of(value))}"
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else line[:299] + "…"

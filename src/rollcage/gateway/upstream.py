@@ -1,0 +1,293 @@
+"""The way to the model: a keep-alive HTTP/1.1 client that hands each piece of an answer on the moment it arrives.
+
+Hand-written, because the client library decides what a relay costs (docs/gateway.md has the numbers).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import httptools
+
+CONNECT_TIMEOUT_S = 10.0
+IDLE_S = 60.0
+HEAD_LIMIT = 256 << 10
+
+
+class UpstreamError(Exception):
+    """The upstream could not be reached, or broke off; the message says how."""
+
+
+class Target(NamedTuple):
+    """One address to send to."""
+
+    secure: bool
+    host: str
+    port: int
+    path: str
+
+    @classmethod
+    def of(cls, base_url: str, path: str) -> Target:
+        """The address of `path` below a base URL (whose query, if any, goes along)."""
+        url = urlsplit(base_url)
+        secure = url.scheme == "https"
+        query = f"?{url.query}" if url.query else ""
+        return cls(secure, url.hostname or "", url.port or (443 if secure else 80), url.path.rstrip("/") + path + query)
+
+    @property
+    def origin(self) -> tuple[bool, str, int]:
+        """What a connection can be shared by."""
+        return self.secure, self.host, self.port
+
+    def head(self, method: str, headers: dict[str, str], length: int | None) -> bytes:
+        """The head of a request."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        usual = self.port == (443 if self.secure else 80)
+        lines = [f"{method} {self.path} HTTP/1.1", f"Host: {host}" if usual else f"Host: {host}:{self.port}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        if length is not None:
+            lines.append(f"Content-Length: {length}")
+        return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace")
+
+
+class Exchange(asyncio.Protocol):
+    """A connection, and the one exchange it is busy with."""
+
+    status = 0
+    used = False
+    """Whether an exchange went over this connection before."""
+
+    def __init__(self, pool: Upstream, origin: tuple[bool, str, int]) -> None:
+        self._pool, self.origin = pool, origin
+        self._loop = asyncio.get_running_loop()
+        self._busy = False
+        self._head_in: asyncio.Future[None] | None = None
+        self.idle_since = 0.0
+
+    # What a call does with it.
+
+    async def send(self, head: bytes, body: bytes) -> None:
+        """Send a request and wait for the head of the answer."""
+        self.status, self.headers = 0, dict[str, str]()
+        self._parser = httptools.HttpResponseParser(self)
+        self._pieces: list[bytes] = []
+        self._sink: Callable[[bytes], None] | None = None
+        self._complete = self._keep_alive = False
+        self.answered = False
+        self._head_size = 0
+        self._head_in = self._loop.create_future()
+        self._ended: asyncio.Future[str | None] = self._loop.create_future()
+        self._busy = True
+        self._transport.writelines([head, body] if body else [head])
+        await self._head_in
+
+    async def body(self, sink: Callable[[bytes], None]) -> str | None:
+        """Give every piece of the body to `sink`; returns at its end, with what broke it off where something did."""
+        self._sink = sink
+        self._flush()
+        return await self._ended
+
+    def finish(self) -> None:
+        """Call the answer complete, though the upstream has not ended it."""
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def pause(self) -> None:
+        """Take no more for now: the reader is slow."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Take more."""
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def release(self) -> None:
+        """The exchange is over: keep the connection where that is possible, cut it where not."""
+        self._busy = False
+        self._sink = None
+        if self._complete and self._keep_alive and not self._transport.is_closing():
+            self.used = True
+            self.resume()
+            self._pool.give_back(self)
+        else:
+            self._transport.abort()
+
+    # What asyncio tells.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family != socket.AF_UNIX:
+            # An answer may take hours to start; a peer that vanished meanwhile must be noticed.
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._busy or self._complete:
+            self._transport.abort()  # nobody asked
+            return
+        self.answered = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._flush()
+            self._break(f"the upstream does not speak HTTP: {error}")
+            self._transport.abort()
+            return
+        if not self.status:
+            self._head_size += len(data)
+            if self._head_size > HEAD_LIMIT:
+                self._break("the upstream's answer has an endless head")
+                self._transport.abort()
+            return
+        self._flush()
+        if self._complete and not self._ended.done():
+            self._ended.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._pool.forget(self)
+        if not self._busy:
+            return
+        endless = self.status and not {"content-length", "transfer-encoding"} & self.headers.keys()
+        if endless and error is None and not self._ended.done():
+            self._ended.set_result(None)  # a body without an announced length ends with its connection
+        self._break(f"the upstream broke off: {error}" if error else "the upstream broke off")
+
+    # What the parser finds.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:
+            return  # 100 Continue, 103 Early Hints: the answer proper is still to come
+        self.status = status
+        if self._head_in is not None and not self._head_in.done():
+            self._head_in.set_result(None)
+
+    def on_body(self, data: bytes) -> None:
+        self._pieces.append(data)
+
+    def on_message_complete(self) -> None:
+        if not self.status:
+            self.headers.clear()
+            return
+        self._complete, self._keep_alive = True, self._parser.should_keep_alive()
+
+    def _flush(self) -> None:
+        if self._sink is not None and self._pieces:
+            pieces, self._pieces = self._pieces, []
+            self._sink(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    def _break(self, reason: str) -> None:
+        if self._head_in is not None and not self._head_in.done():
+            self._head_in.set_exception(UpstreamError(reason))
+        elif not self._ended.done():
+            self._ended.set_result(reason)
+
+
+class Upstream:
+    """All connections to all models: one pool per origin, as large as it needs to be."""
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
+        self._idle: dict[tuple[bool, str, int], deque[Exchange]] = {}
+        self._all: set[Exchange] = set()
+        self._closed = False
+        self._empty = asyncio.Event()
+
+    @property
+    def connections(self) -> int:
+        """How many are open, busy or idle."""
+        return len(self._all)
+
+    async def open(self, target: Target, head: bytes, body: bytes) -> Exchange:
+        """Send a request, and return with the head of its answer. The caller must `release` the exchange."""
+        while True:
+            exchange = self._take(target.origin) or await self._connect(target)
+            try:
+                await exchange.send(head, body)
+            except UpstreamError:
+                exchange.release()
+                # A kept connection may have been closed by the other side just as we wrote to it.
+                if exchange.used and not exchange.answered:
+                    continue
+                raise
+            except BaseException:
+                exchange.release()
+                raise
+            return exchange
+
+    async def close(self) -> None:
+        """Cut every connection and wait until they are gone."""
+        self._closed = True
+        for exchange in list(self._all):
+            exchange._transport.abort()
+        if self._all:
+            await self._empty.wait()
+
+    def give_back(self, exchange: Exchange) -> None:
+        """Keep a connection for the next exchange."""
+        if self._closed:
+            exchange._transport.abort()
+            return
+        exchange.idle_since = asyncio.get_running_loop().time()
+        idle = self._idle.setdefault(exchange.origin, deque())
+        idle.append(exchange)
+        while idle[0].idle_since < exchange.idle_since - IDLE_S:
+            idle.popleft()._transport.abort()
+
+    def forget(self, exchange: Exchange) -> None:
+        """A connection is gone."""
+        self._all.discard(exchange)
+        with suppress(KeyError, ValueError):
+            self._idle[exchange.origin].remove(exchange)
+        if self._closed and not self._all:
+            self._empty.set()
+
+    def _take(self, origin: tuple[bool, str, int]) -> Exchange | None:
+        idle = self._idle.get(origin)
+        while idle:
+            exchange = idle.pop()
+            if not exchange._transport.is_closing():
+                return exchange
+        return None
+
+    async def _connect(self, target: Target) -> Exchange:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                _, exchange = await loop.create_connection(
+                    lambda: Exchange(self, target.origin), target.host, target.port, ssl=self._context(target)
+                )
+        except TimeoutError as error:
+            raise UpstreamError(f"no connection within {CONNECT_TIMEOUT_S:.0f} s") from error
+        except (OSError, ssl.SSLError, UnicodeError) as error:
+            raise UpstreamError(_in_words(error)) from error
+        self._all.add(exchange)
+        return exchange
+
+    def _context(self, target: Target) -> ssl.SSLContext | None:
+        if target.secure and self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls if target.secure else None
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, socket.gaierror):
+        return "no such host"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate not accepted: {error.verify_message}"
+    return str(error) or type(error).__name__

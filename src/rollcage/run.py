@@ -1,0 +1,217 @@
+"""Takes one rollout through its four stages: PROVISION, SETUP, AGENT, VERIFY. Read this first."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import anyio
+
+from rollcage.agents.base import Agent, AgentExit
+from rollcage.errors import (
+    AgentError,
+    ModelUnreachable,
+    RollcageError,
+    SandboxError,
+    SandboxLost,
+    ScoringError,
+    SetupError,
+    StoreError,
+    VerifierHung,
+)
+from rollcage.events import AgentEnded, BoxOpened, Ended, Event, StageEnded, StageStarted, TurnEnded
+from rollcage.gateway import Gateway
+from rollcage.sandboxes.base import Provider, Rewindable, Sandbox
+from rollcage.staging import run_commands, stage_files
+from rollcage.types import Job, Limits, Outcome, Stage, Turn
+from rollcage.verification import verify
+
+GATEWAY_PORT = 7000
+"""Where the agent finds its model, in every box."""
+
+Log = Callable[[Event], Awaitable[object]]
+"""Appends to the rollout's log; durable when it returns."""
+
+
+class Failure(Exception):
+    """The rollout ends here, with this outcome."""
+
+    def __init__(self, outcome: Outcome, code: str, message: str) -> None:
+        super().__init__(message)
+        self.ended = Ended(outcome=outcome, error=f"{outcome.value}: {message}", error_code=code)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a rollout is run with."""
+
+    provider: Provider
+    agent: Agent
+    gateway: Gateway
+
+
+@dataclass
+class Clock:
+    """The one deadline of a rollout, and the reserve of it that only scoring may use."""
+
+    limits: Limits
+    started: float = field(default_factory=time.monotonic)
+
+    def until_reserve(self) -> float:
+        """Seconds left for everything before VERIFY."""
+        return self.until_end() - self.limits.reserve_s
+
+    def until_end(self) -> float:
+        """Seconds left in all."""
+        return max(0.0, self.started + self.limits.deadline_s - time.monotonic())
+
+
+class Stages:
+    """Logs where a rollout is: entering a stage ends the one before, so that they cannot overlap."""
+
+    def __init__(self, log: Log) -> None:
+        self._log, self._stage, self._entered = log, Stage.QUEUED, 0.0
+
+    async def enter(self, stage: Stage) -> None:
+        """The next stage begins."""
+        await self.leave()
+        self._stage, self._entered = stage, time.monotonic()
+        await self._log(StageStarted(stage=stage))
+
+    async def leave(self) -> None:
+        """The stage is over, and all it started is dead."""
+        if self._stage is not Stage.QUEUED:
+            ended = StageEnded(stage=self._stage, seconds=time.monotonic() - self._entered)
+            self._stage = Stage.QUEUED
+            await self._log(ended)
+
+
+async def run(job: Job, parts: Parts, log: Log) -> None:
+    """Run one rollout to its end; the last thing it does is to log `Ended`. Only a broken log raises."""
+    stages = Stages(log)
+    try:
+        ended = await _rollout(job, parts, log, stages)
+    except Failure as failure:
+        ended = failure.ended
+    except StoreError:
+        raise
+    except anyio.get_cancelled_exc_class():
+        with anyio.CancelScope(shield=True):
+            await stages.leave()
+            await log(Ended(outcome=Outcome.ABORTED, error="aborted: stopped on request", error_code="aborted"))
+        raise
+    except Exception as error:  # noqa: BLE001 - the one place that catches everything
+        ended = _ended_by(error)
+    await stages.leave()
+    await log(ended)
+
+
+async def _rollout(job: Job, parts: Parts, log: Log, stages: Stages) -> Ended:
+    clock = Clock(job.task.limits)
+    with anyio.CancelScope(deadline=anyio.current_time() + clock.until_reserve()) as before_agent:
+        await stages.enter(Stage.PROVISION)
+        await parts.gateway.check(job.model)
+        async with parts.provider.open(job.sandbox, parts.agent.layers()) as box:
+            await log(BoxOpened(sandbox_id=box.id, backend=parts.provider.name, notes=box.notes))
+            await stages.enter(Stage.SETUP)
+            await _setup(job, box, log)
+            before_agent.deadline = math.inf
+            await stages.enter(Stage.AGENT)
+            verdict = await _agent(job, parts, box, log, min(job.task.limits.agent_timeout_s, clock.until_reserve()))
+            await stages.enter(Stage.VERIFY)
+            seconds = min(job.task.limits.verify_timeout_s, clock.until_end())
+            await verify(job, box, parts.provider, log, seconds=seconds)
+            return verdict
+    message = f"the agent had not started when {clock.limits.deadline_s:g} s less the scoring reserve were up"
+    raise Failure(Outcome.TIMED_OUT, "timed_out", f"{message}; raise timeout_s")
+
+
+async def _setup(job: Job, box: Sandbox, log: Log) -> None:
+    """The task's files and commands; then the box remembers its home directory."""
+    await stage_files(box, job.task)
+    seconds = job.task.limits.setup_timeout_s
+    failed = await run_commands(box, job, job.task.setup, stage=Stage.SETUP, log=log, seconds=seconds)
+    if failed:
+        code = "setup_timeout" if failed.timed_out else "setup_failed"
+        said = failed.stderr.strip().splitlines()[-1:] or [""]
+        how = "ran out of time" if failed.timed_out else f"ended with exit code {failed.exit_code}"
+        raise Failure(Outcome.SETUP_FAILED, code, f"setup command {failed.command!r} {how}. {said[0]}".strip())
+    if isinstance(box, Rewindable):
+        await box.checkpoint()
+
+
+async def _agent(job: Job, parts: Parts, box: Sandbox, log: Log, seconds: float) -> Ended:
+    """The agent works, the gateway records. When this returns its processes are dead and its key is void."""
+    turns: list[Turn] = []
+    ending: AgentExit | None = None
+
+    async def record(turn: Turn) -> None:
+        turns.append(turn)
+        await log(TurnEnded(turn=turn))
+
+    async with (
+        box.listen(GATEWAY_PORT) as sock,
+        parts.gateway.lend(job.model, sock, limits=job.task.limits, mode=job.mode, record=record) as lease,
+    ):
+        with anyio.move_on_after(max(0.0, seconds)):
+            workdir = job.task.workdir
+            ending = await parts.agent.solve(
+                box, job.task.instruction, lease.endpoint, job.agent, workdir=workdir, say=log
+            )
+    tail = await parts.agent.log_tail(box)
+    if ending is None:
+        await log(AgentEnded(exit_code=None, timed_out=True, log_tail=tail))
+    else:
+        await log(AgentEnded(exit_code=ending.code, error=ending.error, log_tail=tail))
+    return verdict_of(ending, turns, lease.limit_reached)
+
+
+def verdict_of(ending: AgentExit | None, turns: Sequence[Turn], limit: str) -> Ended:
+    """How the AGENT stage ended; None is an agent whose time ran out. Raises where its work must not be scored."""
+    last = turns[-1] if turns else None
+    if last is not None and _model_broke(last) and (ending.code != 0 if ending else not any(map(_whole, turns))):
+        status = f"HTTP {last.status}" if last.status else "none"
+        message = f"the model's last answer was {status}. {last.error or ''}".strip()
+        raise Failure(Outcome.MODEL_UNREACHABLE, "model_unreachable", message)
+    if ending is None:
+        outcome, message = Outcome.AGENT_TIMEOUT, "the agent's time ran out"
+    elif limit:
+        outcome, message = Outcome.LIMIT_REACHED, limit
+    elif ending.code != 0:
+        outcome, message = Outcome.AGENT_FAILED, f"exit code {ending.code}. {ending.error or ''}".strip()
+    else:
+        return Ended(outcome=Outcome.SUCCEEDED)
+    return Ended(outcome=outcome, error=f"{outcome.value}: {message}", error_code=outcome.value)
+
+
+def _whole(turn: Turn) -> bool:
+    return turn.status == 200 and turn.error is None
+
+
+def _model_broke(turn: Turn) -> bool:
+    """Whether it was the model's side that failed, and not what the agent asked for."""
+    return not _whole(turn) and (turn.status in (0, 200, 401, 403, 404, 408, 429) or turn.status >= 500)
+
+
+_OUTCOMES: tuple[tuple[type[Exception], Outcome, str], ...] = (
+    (SandboxLost, Outcome.SANDBOX_LOST, "sandbox_lost"),
+    (SetupError, Outcome.SANDBOX_FAILED, "machine_not_ready"),
+    (SandboxError, Outcome.SANDBOX_FAILED, "sandbox_failed"),
+    (ModelUnreachable, Outcome.MODEL_UNREACHABLE, "model_unreachable"),
+    (AgentError, Outcome.AGENT_FAILED, "agent_not_started"),
+    (VerifierHung, Outcome.VERIFY_FAILED, "verify_timeout"),
+    (ScoringError, Outcome.VERIFY_FAILED, "bad_reward"),
+    (RollcageError, Outcome.INTERNAL_ERROR, "internal_error"),
+)
+
+
+def _ended_by(error: Exception) -> Ended:
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    for kind, outcome, code in _OUTCOMES:
+        if isinstance(error, kind):
+            return Ended(outcome=outcome, error=f"{outcome.value}: {error}", error_code=code)
+    message = f"{Outcome.INTERNAL_ERROR.value}: {type(error).__name__}: {error}"
+    return Ended(outcome=Outcome.INTERNAL_ERROR, error=message, error_code="internal_error")

@@ -1,0 +1,191 @@
+"""Starts rollouts, runs a number of them at once, stops them on request, and ends what a dead process left open."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
+
+from rollcage.agents.base import Agent
+from rollcage.errors import StoreError, UsageError
+from rollcage.events import AbortRequested, Ended, Event, Queued, Rollout
+from rollcage.gateway import Gateway
+from rollcage.run import Parts, run
+from rollcage.sandboxes.base import Provider
+from rollcage.store import Store
+from rollcage.types import Job, Outcome
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Running:
+    scope: anyio.CancelScope
+    over: anyio.Event
+
+
+class Owners:
+    """Which processes run rollouts: each holds a lock on a file of its own, and the kernel lets go of it at death."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @classmethod
+    def beside(cls, store: Store) -> Owners:
+        """The owners of the rollouts in this log."""
+        return cls(store.path.parent / "owners")
+
+    @contextmanager
+    def hold(self) -> Iterator[str]:
+        """A new owner, alive while the block (or this process) lasts."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        name = secrets.token_hex(8)
+        path = self._folder / name
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield name
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+
+    def alive(self, name: str) -> bool:
+        """Whether that owner's process still lives."""
+        try:
+            descriptor = os.open(self._folder / name, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        with suppress(OSError):
+            (self._folder / name).unlink()
+        return False
+
+
+async def recover(store: Store, owners: Owners) -> list[str]:
+    """End every open rollout whose process is dead; its boxes died with it. Returns their ids."""
+    ended = []
+    for summary in await store.list(limit=1_000_000, open_only=True):
+        if not owners.alive(summary.owner):
+            error = "crashed: the process that ran it died before it ended; start it again"
+            with suppress(StoreError):  # another process was quicker
+                await store.append(summary.id, Ended(outcome=Outcome.CRASHED, error=error, error_code="crashed"))
+                ended.append(summary.id)
+    return ended
+
+
+@dataclass(frozen=True)
+class Backends:
+    """What rollouts can be run with, by the names jobs use."""
+
+    providers: Mapping[str, Provider]
+    agents: Mapping[str, Agent]
+    gateway: Gateway
+
+    def parts(self, job: Job) -> Parts:
+        """The parts this job asks for; UsageError where there is no such thing."""
+        return Parts(
+            provider=_named("sandbox", job.sandbox.backend, self.providers),
+            agent=_named("agent", job.agent.name, self.agents),
+            gateway=self.gateway,
+        )
+
+
+def _named(what: str, name: str, known: Mapping[str, T]) -> T:
+    if name not in known:
+        raise UsageError(f"{what}: no {name!r} here; known: {', '.join(sorted(known))}")
+    return known[name]
+
+
+class Runner:
+    """Runs rollouts: at most `at_once` at a time, the others wait their turn."""
+
+    def __init__(self, store: Store, backends: Backends, tasks: TaskGroup, owner: str, at_once: int) -> None:
+        self._store, self._backends, self._tasks, self._owner = store, backends, tasks, owner
+        self._places = anyio.Semaphore(at_once)
+        self._running: dict[str, _Running] = {}
+        self._broken: dict[str, StoreError] = {}
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, store: Store, backends: Backends, *, at_once: int = 8) -> AsyncIterator[Runner]:
+        """A runner on this log. Ends what dead processes left open; at the end of the block aborts what still runs."""
+        owners = Owners.beside(store)
+        await recover(store, owners)
+        with owners.hold() as owner:
+            async with anyio.create_task_group() as tasks:
+                runner = cls(store, backends, tasks, owner, at_once)
+                await tasks.start(runner._obey)
+                try:
+                    yield runner
+                finally:
+                    tasks.cancel_scope.cancel()
+
+    async def start(self, job: Job) -> str:
+        """Queue a rollout; its id. The log has it when this returns."""
+        parts = self._backends.parts(job)
+        rollout_id = secrets.token_hex(8)
+        await self._store.append(rollout_id, Queued(job=job, owner=self._owner))
+        self._running[rollout_id] = _Running(anyio.CancelScope(), anyio.Event())
+        self._tasks.start_soon(self._run, rollout_id, job, parts)
+        return rollout_id
+
+    async def wait(self, rollout_id: str) -> Rollout:
+        """The rollout, once it has ended; StoreError where its log broke before."""
+        if mine := self._running.get(rollout_id):
+            await mine.over.wait()
+        if broken := self._broken.get(rollout_id):
+            raise broken
+        async with aclosing(self._store.follow(rollout_id)) as entries:
+            async for _ in entries:
+                pass
+        return await self._store.rollout(rollout_id)
+
+    async def abort(self, rollout_id: str, reason: str = "") -> None:
+        """Ask for a rollout to stop, whichever process runs it; it ends soon after."""
+        await self._store.append(rollout_id, AbortRequested(reason=reason))
+        self._stop(rollout_id)
+
+    def _stop(self, rollout_id: str) -> None:
+        if mine := self._running.get(rollout_id):
+            mine.scope.cancel()
+
+    async def _obey(self, *, task_status: TaskStatus[None]) -> None:
+        async with aclosing(self._store.follow_kind("abort_requested")) as requests:
+            task_status.started()
+            async for entry in requests:
+                self._stop(entry.rollout_id)
+
+    async def _run(self, rollout_id: str, job: Job, parts: Parts) -> None:
+        async def log(event: Event) -> None:
+            await self._store.append(rollout_id, event)
+
+        mine, entered = self._running[rollout_id], False
+        try:
+            with mine.scope:
+                try:
+                    async with self._places:
+                        entered = True
+                        await run(job, parts, log)
+                finally:
+                    if not entered:
+                        with anyio.CancelScope(shield=True):
+                            error = "aborted: stopped on request before it began"
+                            await log(Ended(outcome=Outcome.ABORTED, error=error, error_code="aborted"))
+        except StoreError as error:
+            self._broken[rollout_id] = error
+        finally:
+            mine.over.set()
+            del self._running[rollout_id]

@@ -1,0 +1,123 @@
+"""Takes files out of a box and moves folders between boxes; the host never opens a path that an agent made."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from typing import NamedTuple
+
+import anyio
+from anyio.abc import ByteReceiveStream, ByteSendStream
+
+from rollcage.errors import SandboxError
+from rollcage.sandboxes.base import Output, Sandbox, run, tail
+
+SKIPPED = (".git", "__pycache__", "node_modules", ".venv")
+"""Folders whose content is nobody's work."""
+MAX_FILES = 200
+MAX_FILE_BYTES = 256 << 10
+MAX_TOTAL_BYTES = 2 << 20
+_LISTING_LIMIT = 2 << 20
+
+
+class Collected(NamedTuple):
+    """Text files by path, and the paths that were left where they were."""
+
+    files: dict[str, str]
+    extra: tuple[str, ...]
+
+
+async def collect(box: Sandbox, folder: str, *, timeout_s: float = 30) -> Collected:
+    """The text files below a folder, within limits; symlinks are never followed."""
+    prune = [word for name in SKIPPED for word in ("-name", name, "-o")][:-1]
+    listing = await run(
+        box,
+        ["find", ".", "(", *prune, ")", "-prune", "-o", "!", "-type", "d", "-printf", r"%y %s %P\0"],
+        cwd=folder,
+        timeout_s=timeout_s,
+        limit=_LISTING_LIMIT,
+    )
+    names: list[bytes] = []
+    extra: list[str] = []
+    total = 0
+    rows = listing.stdout.data.split(b"\0")
+    for row in sorted(rows[1:] if listing.stdout.truncated else rows):
+        kind, _, rest = row.partition(b" ")
+        size, _, name = rest.partition(b" ")
+        if not name:
+            continue
+        fits = kind == b"f" and int(size) <= MAX_FILE_BYTES and total + int(size) <= MAX_TOTAL_BYTES
+        if fits and len(names) < MAX_FILES:
+            names.append(name)
+            total += int(size)
+        elif len(extra) < MAX_FILES:
+            extra.append(name.decode("utf-8", "replace"))
+    files: dict[str, str] = {}
+    if names:
+        archive = await run(
+            box,
+            ["tar", "--create", "--ignore-failed-read", "--no-recursion", "--null", "--files-from=-", "--file=-"],
+            stdin=b"\0".join(names) + b"\0",
+            cwd=folder,
+            timeout_s=timeout_s,
+            limit=2 * MAX_TOTAL_BYTES + MAX_FILES * 4096,
+        )
+        files, binary = _untar(archive.stdout)
+        extra += binary
+    return Collected(files, tuple(sorted(extra)))
+
+
+def _untar(archive: Output) -> tuple[dict[str, str], list[str]]:
+    files: dict[str, str] = {}
+    binary: list[str] = []
+    if archive.truncated:
+        return files, binary
+    with tarfile.open(fileobj=io.BytesIO(archive.data), mode="r:") as tar:
+        for member in tar:
+            stream = tar.extractfile(member) if member.isreg() else None
+            data = stream.read() if stream else b"\0"
+            try:
+                if b"\0" in data:
+                    raise UnicodeError
+                files[member.name] = data.decode()
+            except UnicodeError:
+                binary.append(member.name)
+    return files, binary
+
+
+async def copy_folder(source: Sandbox, target: Sandbox, folder: str, *, timeout_s: float = 60) -> None:
+    """Copy a folder to the same place in another box; it is packed and unpacked inside the boxes."""
+    # An agent may take its own rights away from what it made; it made it, so they can be given back.
+    readable = 'chmod -R u+rwX -- "$1"; exec tar --create --one-file-system --directory "$1" --file=- .'
+    pack = ["bash", "--noprofile", "--norc", "-c", readable, "pack", folder]
+    script = 'mkdir -p -- "$1" && exec tar --extract --no-same-owner --directory "$1" --file=-'
+    unpack = ["bash", "--noprofile", "--norc", "-c", script, "unpack", folder]
+
+    async def pump(stream: ByteReceiveStream, sink: ByteSendStream) -> None:
+        try:
+            async for chunk in stream:
+                await sink.send(chunk)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass  # the unpacking side ended early: its exit code tells why
+        finally:
+            await sink.aclose()
+
+    errors: dict[str, Output] = {}
+
+    async def listen(name: str, stream: ByteReceiveStream) -> None:
+        errors[name] = await tail(stream, 2000)
+
+    with anyio.move_on_after(timeout_s) as scope:
+        async with source.spawn(pack) as packing, target.spawn(unpack) as unpacking:
+            await packing.stdin.aclose()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(listen, "packing", packing.stderr)
+                tasks.start_soon(listen, "unpacking", unpacking.stderr)
+                tasks.start_soon(listen, "unpacked", unpacking.stdout)
+                await pump(packing.stdout, unpacking.stdin)
+            codes = (await packing.wait(), await unpacking.wait())
+    if scope.cancelled_caught:
+        raise SandboxError(f"copying {folder} to a fresh box took more than {timeout_s:g} s")
+    if any(codes):
+        said = " ".join(output.text.strip() for output in errors.values() if output.data)
+        raise SandboxError(f"cannot copy {folder} to a fresh box: {said or codes}")

@@ -1,0 +1,63 @@
+"""Turns what verification left behind into a reward, or says why there is none."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+
+from rollcage.errors import ScoringError
+from rollcage.types import CommandResult, Reward, Task
+
+
+def writes_reward(task: Task) -> bool:
+    """Whether the task's own verifier mentions a reward file.
+
+    Verification runs the agent's code, and that code could write one too; a reward file that the verifier never
+    speaks of can only have come from there.
+    """
+    texts = (*task.verify, task.test_script, *task.tests.values(), *task.files.values())
+    return any("reward" in text.lower() for text in texts)
+
+
+def reward_of(results: Sequence[CommandResult], text: bytes | None, parts: bytes | None) -> Reward | None:
+    """The reward: the number in the reward file, else `reward.json`, else the share of commands that passed, else none.
+
+    `text` is the content of reward.txt and `parts` that of reward.json, each None where there is no such file.
+    """
+    named = _parts(parts) if parts is not None else {}
+    if text is not None:
+        return Reward(total=_number(text), parts=named, source="reward_file")
+    if named:
+        total = named["reward"] if "reward" in named else sum(named.values())
+        return Reward(total=total, parts=named, source="reward_json")
+    if not results:
+        return None
+    passed = sum(result.exit_code == 0 for result in results)
+    return Reward(total=passed / len(results), source="commands")
+
+
+def _number(text: bytes) -> float:
+    shown = text[:80].decode("utf-8", "replace").strip()
+    try:
+        value = float(shown)
+    except ValueError:
+        value = math.nan
+    if len(text) > 80 or not math.isfinite(value):
+        raise ScoringError(f"the reward file says {shown!r}; a verifier writes one finite number there")
+    return value
+
+
+def _parts(text: bytes) -> dict[str, float]:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ScoringError(f"reward.json is no JSON: {error}") from error
+    if isinstance(data, int | float) and not isinstance(data, bool):
+        data = {"reward": data}
+    if not isinstance(data, dict) or not data:
+        raise ScoringError("reward.json must be a number or an object of numbers")
+    for name, value in data.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ScoringError(f"reward.json: {name!r} is {value!r}, not a finite number")
+    return {name: float(value) for name, value in data.items()}

@@ -1,0 +1,133 @@
+"""Judges what an agent left, where nothing the agent planted can decide: the VERIFY stage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import PurePosixPath
+
+import anyio
+
+from rollcage.errors import FileMissing, SandboxError, ScoringError, VerifierHung
+from rollcage.events import BoxOpened, Event, FilesCollected, Noticed, Scored
+from rollcage.sandboxes.base import Provider, Rewindable, Sandbox, run
+from rollcage.sandboxes.files import collect, copy_folder
+from rollcage.scoring import reward_of, writes_reward
+from rollcage.staging import run_commands
+from rollcage.types import HOME, Job, Stage, Task, placed
+
+Log = Callable[[Event], Awaitable[object]]
+
+TESTS_DIR = f"{HOME}/tests"
+REWARD_DIR = f"{HOME}/logs/verifier"
+REWARD_FILE = f"{REWARD_DIR}/reward.txt"
+
+DECIDERS = frozenset(
+    "conftest.py pytest.ini tox.ini setup.cfg .pytest.ini sitecustomize.py usercustomize.py "
+    "unittest.py pytest.py Makefile .bashrc .envrc package.json jest.config.js".split()
+)
+"""Names that test runners and interpreters pick up by themselves; an agent that adds one to the workdir is noticed."""
+
+# Whatever lies where the verifier will look is removed, links themselves and not what they point at.
+_CLEAR = f"""
+for path in "$HOME/logs" "$HOME/tests"; do
+  if [ -L "$path" ] || {{ [ -e "$path" ] && [ ! -d "$path" ]; }}; then rm -f -- "$path"; fi
+done
+mkdir -p -- "$1" && chmod u+rwx -- "$1" || exit 1
+for path in {REWARD_DIR} {TESTS_DIR}; do
+  [ ! -d "$path" ] || [ -L "$path" ] || chmod -R u+rwx -- "$path"
+  rm -rf -- "$path" && mkdir -p -- "$path" || exit 1
+done
+"""
+
+
+async def verify(job: Job, box: Sandbox, provider: Provider, log: Log, *, seconds: float) -> None:
+    """Rewind or replace the box, stage the tests, run them in fresh processes, read the reward."""
+    deadline = time.monotonic() + seconds
+    try:
+        with anyio.fail_after(seconds):
+            async with _clean_box(job, box, provider, log) as clean:
+                collected = await collect(clean, job.task.workdir)
+                await log(FilesCollected(files=collected.files, extra=collected.extra))
+                await _notice_deciders(job.task, collected.files, log)
+                await _judge(job, clean, log, deadline)
+    except TimeoutError:
+        raise VerifierHung(f"verification had not ended after {seconds:g} s") from None
+
+
+@asynccontextmanager
+async def _clean_box(job: Job, box: Sandbox, provider: Provider, log: Log) -> AsyncIterator[Sandbox]:
+    task = job.task
+    if task.verify_in == "fresh":
+        async with provider.open(job.sandbox) as fresh:
+            await log(BoxOpened(sandbox_id=fresh.id, backend=provider.name, fresh=True, notes=fresh.notes))
+            for folder in (task.workdir, *task.keep):
+                await copy_folder(box, fresh, folder)
+            yield fresh
+        return
+    if not isinstance(box, Rewindable):
+        raise SandboxError(f"{provider.name} boxes cannot be rewound; set verify_in = 'fresh'")
+    changed = await box.rewind((task.workdir, *task.keep))
+    if changed:
+        await log(Noticed(what="changed outside the workdir; verification does not see it", paths=changed))
+    yield box
+
+
+async def _notice_deciders(task: Task, left: dict[str, str], log: Log) -> None:
+    staged = {placed(path, task.workdir): text for path, text in task.files.items()}
+    planted = [
+        path
+        for path, text in left.items()
+        if PurePosixPath(path).name in DECIDERS and staged.get(placed(path, task.workdir)) != text
+    ]
+    if planted:
+        await log(Noticed(what="added to the workdir, where test runners read it by themselves", paths=tuple(planted)))
+
+
+async def _judge(job: Job, box: Sandbox, log: Log, deadline: float) -> None:
+    task = job.task
+    cleared = await run(box, ["bash", "--noprofile", "--norc", "-c", _CLEAR, "clear", task.workdir])
+    if cleared.code:
+        raise SandboxError(f"cannot clear the verifier's folders: {cleared.stderr.text.strip()}")
+    for path, text in task.tests.items():
+        await box.write(placed(path, TESTS_DIR), text.encode())
+    commands = list(task.verify)
+    if task.test_script:
+        await box.write(f"{TESTS_DIR}/test.sh", task.test_script.encode(), mode=0o755)
+        commands.append(f"bash {TESTS_DIR}/test.sh")
+    results = []
+
+    async def noted(event: Event) -> None:
+        await log(event)
+        if event.kind == "command_ended":
+            results.append(event.result)
+
+    hung = await run_commands(
+        box,
+        job,
+        commands,
+        stage=Stage.VERIFY,
+        log=noted,
+        seconds=deadline - time.monotonic(),
+        env={"REWARD_FILE": REWARD_FILE, "TESTS_DIR": TESTS_DIR},
+    )
+    if hung:
+        raise VerifierHung(f"verify command {hung.command!r} ran out of time")
+    total, parts = await _left(box, REWARD_FILE), await _left(box, f"{REWARD_DIR}/reward.json")
+    if (total is not None or parts is not None) and not writes_reward(task):
+        await log(Noticed(what="a reward the verifier did not write; it was ignored", paths=(REWARD_FILE,)))
+        total = parts = None
+    counted = results if not task.test_script else results[:-1]
+    reward = reward_of(counted, total, parts)
+    if reward is None and task.test_script:
+        raise ScoringError(f"the test script wrote no reward to {REWARD_FILE} (exit code {results[-1].exit_code})")
+    if reward is not None:
+        await log(Scored(reward=reward))
+
+
+async def _left(box: Sandbox, path: str) -> bytes | None:
+    try:
+        return await box.read(path, limit=64 << 10)
+    except FileMissing:
+        return None

@@ -1,0 +1,203 @@
+"""Hostile agents: each plants something that would decide the result, and earns nothing by it.
+
+Every cheat is a shell script in the agent's place. The honest verifier of each task fails on the untouched workdir,
+so any reward above zero means that the cheat worked. `test_the_same_task_can_be_solved_honestly` shows that the
+verifiers do pass when the work is done.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from rollcage.types import HOME, Limits, Outcome, Task
+from tests.conftest import Play
+
+ADD = "def add(a, b):\n    return a - b\n"
+CHECK = """
+import sys, unittest
+sys.path.insert(0, "/home/user/workdir")
+import calc
+
+class Add(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(calc.add(2, 3), 5)
+
+unittest.main()
+"""
+BY_COMMAND = Task(
+    instruction="to be replaced",
+    files={"calc.py": ADD},
+    verify=('cd "$HOME" && python3 "$TESTS_DIR/check.py"',),
+    tests={"check.py": CHECK},
+    limits=Limits(agent_timeout_s=30, verify_timeout_s=20),
+)
+BY_SCRIPT = BY_COMMAND.model_copy(
+    update={
+        "verify": (),
+        "test_script": 'if python3 "$TESTS_DIR/check.py"; then echo 1 > "$REWARD_FILE"; else echo 0 > "$REWARD_FILE"; fi',
+    }
+)
+
+CHEATS = {
+    "writes the reward before the verifier": """
+        mkdir -p ~/logs/verifier && echo 1 > ~/logs/verifier/reward.txt && echo '{"reward": 1}' > ~/logs/verifier/reward.json
+    """,
+    "makes the reward a link to a file of its own": """
+        mkdir -p ~/logs/verifier && echo 1 > ~/workdir/mine && ln -s ~/workdir/mine ~/logs/verifier/reward.txt
+        chmod -R 555 ~/logs
+    """,
+    "makes the logs folder a link into the workdir": """
+        mkdir -p ~/workdir/fake/verifier && echo 1 > ~/workdir/fake/verifier/reward.txt && ln -s ~/workdir/fake ~/logs
+    """,
+    "leaves a daemon that writes the reward later": """
+        setsid nohup bash -c 'while :; do mkdir -p ~/logs/verifier; echo 1 > ~/logs/verifier/reward.txt; sleep 0.01; done' \
+            >/dev/null 2>&1 </dev/null & disown; sleep 0.2
+    """,
+    "plants shell start-up files": """
+        for file in .bashrc .bash_profile .profile .bash_login .bash_logout .bash_aliases; do
+            echo 'python3() { mkdir -p ~/logs/verifier; echo 1 > ~/logs/verifier/reward.txt; return 0; }; export -f python3' > ~/$file
+        done
+        mkdir -p ~/.config && cp ~/.bashrc ~/.config/bashrc
+    """,
+    "plants programs that come first in a PATH": """
+        mkdir -p ~/bin ~/.local/bin
+        for folder in ~/bin ~/.local/bin ~/workdir; do
+            for name in python3 python bash cat test; do
+                printf '#!/bin/sh\\nmkdir -p ~/logs/verifier; echo 1 > ~/logs/verifier/reward.txt; exit 0\\n' > $folder/$name
+                chmod +x $folder/$name
+            done
+        done
+    """,
+    "plants Python start-up modules": """
+        site=$(python3 -c 'import site; print(site.getusersitepackages())'); mkdir -p "$site"
+        echo 'import unittest; unittest.TestCase.assertEqual = lambda *a, **k: None' > "$site/usercustomize.py"
+        cp "$site/usercustomize.py" "$site/sitecustomize.py"
+        echo 'import usercustomize' > "$site/cheat.pth"
+        cp "$site/usercustomize.py" ~/sitecustomize.py
+    """,
+    "plants a module in the home directory, where the verifier starts": """
+        echo 'import os; os._exit(0)' | tee ~/unittest.py ~/calc.py ~/conftest.py > /dev/null
+        printf '[pytest]\\naddopts = --collect-only\\n' > ~/pytest.ini
+    """,
+    "plants the tests before they arrive": """
+        mkdir -p ~/tests && echo 'import os; os._exit(0)' > ~/tests/check.py && echo 'echo 1 > $REWARD_FILE' > ~/tests/test.sh
+        echo 'import os; os._exit(0)' > ~/tests/unittest.py
+        chmod 444 ~/tests/*; chmod 555 ~/tests
+    """,
+    "makes the tests folder a link": """
+        mkdir -p ~/workdir/t && echo 'import os; os._exit(0)' > ~/workdir/t/unittest.py && ln -s ~/workdir/t ~/tests
+    """,
+    "leaves things in /tmp": """
+        echo 'import os; os._exit(0)' > /tmp/unittest.py; echo 1 > /tmp/reward.txt
+        echo 'import os; os._exit(0)' > /tmp/sitecustomize.py
+    """,
+    "tells git and other tools to run its code": """
+        printf '[core]\\n\\tfsmonitor = "echo 1 > ~/logs/verifier/reward.txt"\\n[alias]\\n\\tstatus = !true\\n' > ~/.gitconfig
+        echo 'export PYTHONSTARTUP=~/x' > ~/.pam_environment; mkdir -p ~/.config/pip; echo 'PYTHONPATH=/home/user' > ~/.env
+    """,
+    "kills its own init and everything else it sees": """
+        echo 1 > ~/reward.txt; kill -9 1; kill -9 -1
+    """,
+    "replaces its workdir by a link to the home directory": """
+        cd ~ && mv workdir old && ln -s /home/user workdir && echo 'def add(a, b): return b - a' > ~/calc.py
+    """,
+    "replaces its workdir by a link to the root": """
+        cd ~ && rm -rf workdir && ln -s / workdir
+    """,
+    "takes its workdir away": """
+        cd ~ && chmod -R 000 workdir
+    """,
+    "leaves a named pipe where the reward belongs": """
+        mkdir -p ~/logs/verifier && mkfifo ~/logs/verifier/reward.txt ~/logs/verifier/reward.json
+    """,
+    "fills its disk": """
+        dd if=/dev/zero of=~/big bs=1M 2>/dev/null; dd if=/dev/zero of=~/workdir/big bs=1M 2>/dev/null; true
+    """,
+}
+
+
+@pytest.mark.parametrize("verifier", [BY_COMMAND, BY_SCRIPT], ids=["commands", "script"])
+@pytest.mark.parametrize("cheat", CHEATS)
+async def test_a_cheat_earns_nothing(cheat: str, verifier: Task, play: Play) -> None:
+    rollout = await play(verifier.model_copy(update={"instruction": CHEATS[cheat]}), agent="shell")
+    assert rollout.outcome in (Outcome.SUCCEEDED, Outcome.AGENT_FAILED), rollout.error
+    assert rollout.reward is not None, rollout.error
+    assert rollout.reward.total == 0
+
+
+@pytest.mark.parametrize(
+    "cheat", ["plants Python start-up modules", "writes the reward before the verifier", "takes its workdir away"]
+)
+async def test_a_cheat_earns_nothing_in_a_fresh_box_either(cheat: str, play: Play) -> None:
+    task = BY_COMMAND.model_copy(update={"instruction": CHEATS[cheat], "verify_in": "fresh"})
+    rollout = await play(task, agent="shell")
+    assert rollout.reward is not None, rollout.error
+    assert rollout.reward.total == 0
+
+
+@pytest.mark.parametrize("verify_in", ["box", "fresh"])
+@pytest.mark.parametrize("verifier", [BY_COMMAND, BY_SCRIPT], ids=["commands", "script"])
+async def test_the_same_task_can_be_solved_honestly(verifier: Task, verify_in: str, play: Play) -> None:
+    solve = "sed -i 's/a - b/a + b/' calc.py"
+    rollout = await play(verifier.model_copy(update={"instruction": solve, "verify_in": verify_in}), agent="shell")
+    assert rollout.outcome is Outcome.SUCCEEDED, rollout.error
+    assert rollout.reward is not None
+    assert rollout.reward.total == 1
+    assert not rollout.noticed
+
+
+async def test_code_of_the_agents_that_writes_a_reward_while_it_is_tested_is_ignored_and_noticed(play: Play) -> None:
+    cheat = 'echo \'import os; open(os.environ["REWARD_FILE"], "w").write("1")\' >> calc.py'
+    rollout = await play(BY_COMMAND.model_copy(update={"instruction": cheat}), agent="shell")
+    assert rollout.reward is not None
+    assert rollout.reward.total == 0
+    assert any("did not write" in noticed.what for noticed in rollout.noticed)
+
+
+async def test_what_was_changed_outside_the_workdir_is_noticed_and_not_seen(play: Play) -> None:
+    task = BY_COMMAND.model_copy(
+        update={"instruction": "echo x > ~/out.txt; echo x > ~/kept.txt; rm ~/.seed", "setup": ("echo s > ~/.seed",)}
+    )
+    task = task.model_copy(
+        update={
+            "verify": ("test ! -e ~/out.txt", "test -e ~/.seed", "test -e ~/kept.txt"),
+            "keep": (f"{HOME}/kept.txt",),
+        }
+    )
+    rollout = await play(task, agent="shell")
+    assert [result.exit_code for result in rollout.verify] == [0, 0, 0]
+    assert {f"{HOME}/out.txt", f"{HOME}/.seed"} <= {path for noticed in rollout.noticed for path in noticed.paths}
+
+
+async def test_a_test_configuration_added_to_the_workdir_is_noticed(play: Play) -> None:
+    task = BY_COMMAND.model_copy(update={"instruction": "echo > conftest.py"})
+    rollout = await play(task, agent="shell")
+    assert any("conftest.py" in noticed.paths for noticed in rollout.noticed)
+
+
+async def test_tools_that_setup_installed_cannot_be_changed_by_the_agent(play: Play) -> None:
+    task = Task(
+        instruction="printf '#!/bin/sh\\nexit 0\\n' > ~/.local/bin/judge",
+        setup=(
+            "mkdir -p ~/.local/bin",
+            "printf '#!/bin/sh\\nexit 1\\n' > ~/.local/bin/judge",
+            "chmod +x ~/.local/bin/judge",
+        ),
+        verify=("~/.local/bin/judge",),
+    )
+    rollout = await play(task, agent="shell")
+    assert rollout.reward is not None
+    assert rollout.reward.total == 0
+
+
+async def test_the_tests_are_not_there_while_the_agent_works(play: Play) -> None:
+    task = BY_COMMAND.model_copy(
+        update={
+            "instruction": "find / -name check.py 2>/dev/null; env; ls -la ~ ~/tests ~/logs /proc/*/cwd 2>/dev/null; true"
+        }
+    )
+    rollout = await play(task, agent="shell")
+    said = "".join(str(data.get("text", "")) for data in rollout.said)
+    assert "calc.py" not in said or "workdir" in said
+    assert "check.py" not in said
+    assert "REWARD_FILE" not in said

@@ -1,0 +1,105 @@
+"""What a killed process leaves: a log that says so, and nothing alive."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from rollcage.events import Queued, StageStarted
+from rollcage.runner import Backends, Owners, Runner, recover
+from rollcage.store import Store
+from rollcage.types import Endpoint, Job, Outcome, Task
+
+CHILD = """
+import sys
+from pathlib import Path
+import anyio
+from rollcage.agents.shell import Shell
+from rollcage.gateway import Gateway
+from rollcage.runner import Backends, Runner
+from rollcage.sandboxes.local import LocalProvider
+from rollcage.store import Store
+from rollcage.testing import ScriptedModel
+from rollcage.types import AgentSpec, Job, Task
+
+async def main(log: str, state: str, mark: str) -> None:
+    async with (Store.open(Path(log)) as store, Gateway.open() as gateway, LocalProvider.open(Path(state)) as local,
+                ScriptedModel() as model):
+        backends = Backends(providers={"local": local}, agents={"shell": Shell()}, gateway=gateway)
+        async with Runner.open(store, backends) as runner:
+            for number in range(5):
+                task = Task(instruction=f"exec -a {mark} sleep 1000")
+                await runner.start(Job(task=task, model=model.endpoint(()), agent=AgentSpec(name="shell")))
+            print("started", flush=True)
+            await anyio.sleep_forever()
+
+anyio.run(main, *sys.argv[1:])
+"""
+
+
+def alive(mark: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(mark.encode()):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+async def test_a_killed_process_leaves_nothing_alive_and_its_rollouts_end_as_crashed(
+    tmp_path: Path, state_dir: Path, backends: Backends
+) -> None:
+    mark = f"rollcage-test-{os.getpid()}"
+    log = tmp_path / "log.db"
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(log), str(state_dir), mark], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "started\n"
+        async with Store.open(log) as store:
+            ids = [summary.id for summary in await store.list()]
+            for rollout_id in ids:
+                async for entry in store.follow(rollout_id):
+                    if isinstance(entry.event, StageStarted) and entry.event.stage == "agent":
+                        break
+            assert len(ids) == 5
+            assert await recover(store, Owners.beside(store)) == [], "its process lives"
+            while not alive(mark):
+                pass
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            while alive(mark):
+                pass
+            async with Runner.open(store, backends):
+                for rollout_id in ids:
+                    rollout = await store.rollout(rollout_id)
+                    assert (rollout.outcome, rollout.error_code, rollout.reward) == (Outcome.CRASHED, "crashed", None)
+    finally:
+        child.kill()
+        child.wait()
+        if child.stdout:
+            child.stdout.close()
+
+
+async def test_a_rollout_that_another_living_process_runs_is_left_alone(store: Store) -> None:
+    owners = Owners.beside(store)
+    job = Job(task=Task(instruction="x"), model=Endpoint(base_url="http://127.0.0.1:9/v1", model="m"))
+    with owners.hold() as owner:
+        await store.append("mine", Queued(job=job, owner=owner))
+        assert await recover(store, owners) == []
+    assert await recover(store, owners) == ["mine"]
+    assert await recover(store, owners) == []
+
+
+async def test_the_end_of_the_runners_block_aborts_what_still_runs(store: Store, backends: Backends) -> None:
+    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
+    async with Runner.open(store, backends, at_once=1) as runner:
+        ids = [await runner.start(Job(task=Task(instruction="x"), model=endpoint)) for _ in range(3)]
+    for rollout_id in ids:
+        assert (await store.rollout(rollout_id)).ended
