@@ -91,8 +91,8 @@ def snippet(rng: random.Random) -> str:
         (
             f"def {a}_{b}({c}: str, {d}: int = {number}) -> list[str]:\n    return [{c} for _ in range({d})]\n\n\n",
             f"class {a.capitalize()}{b.capitalize()}:\n    def __init__(self, {c}):\n        self.{c} = {c}\n\n",
-            f"    if {a} is not None and {b} != {number}:\n        raise ValueError(f\"{c}: {{{d}!r}}\")\n",
-            f"for {a} in {b}:\n    print({a}, end=\"\")\n",
+            f'    if {a} is not None and {b} != {number}:\n        raise ValueError(f"{c}: {{{d}!r}}")\n',
+            f'for {a} in {b}:\n    print({a}, end="")\n',
             f"import {a}\nfrom {b} import {c}\n",
             f"const {a} = ({b}) => {{\n  return {b}.{c}({number});\n}};\n",
             f"$ cat {a}/{b}.py | grep -n '{c}' && echo \"{d}\" > /tmp/{a}.txt\n",
@@ -101,8 +101,8 @@ def snippet(rng: random.Random) -> str:
             json.dumps({a: {"b": sentence(rng)}, c: f"{b}\n{d}\n"}, indent=2) + "\n",
             f"## {a.capitalize()} {b}\n\n- `{c}`: {sentence(rng)}\n- **{d}**\n\n```python\n{a} = {number}\n```\n",
             f"// {sentence(rng)}\nint {a}(void) {{\n    return {b}({c}, {number});\n}}\n",
-            f"<div class=\"{a}\">{b}</div>\n<{c}>\n</{c}>\n",
-            f"{a}:\n  - {b}: \"{c}\"\n    {d}: {number}.{number}\n",
+            f'<div class="{a}">{b}</div>\n<{c}>\n</{c}>\n',
+            f'{a}:\n  - {b}: "{c}"\n    {d}: {number}.{number}\n',
         )
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from rollcage.types import HOME, Limits, Outcome, Task
-from tests.conftest import Play
+from playing import Play
 
 ADD = "def add(a, b):\n    return a - b\n"
 CHECK = """

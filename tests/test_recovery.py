@@ -26,7 +26,7 @@ from rollcage.testing import ScriptedModel
 from rollcage.types import AgentSpec, Job, Task
 
 async def main(log: str, state: str, mark: str) -> None:
-    async with (Store.open(Path(log)) as store, Gateway.open() as gateway, LocalProvider.open(Path(state)) as local,
+    async with (Store.open(Path(log)) as store, Gateway.open() as gateway, LocalProvider(Path(state)) as local,
                 ScriptedModel() as model):
         backends = Backends(providers={"local": local}, agents={"shell": Shell()}, gateway=gateway)
         async with Runner.open(store, backends) as runner:

@@ -24,7 +24,7 @@ from rollcage.types import (
     Stage,
     Task,
 )
-from tests.conftest import Play
+from playing import Play
 
 
 def bash(command: str) -> ScriptedTurn:

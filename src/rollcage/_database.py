@@ -1,4 +1,4 @@
-"""The log's file: its schema, how it is opened, and the plain SQL that adds to it and reads from it. No threads here."""
+"""The log's file: its schema, how it is opened, and the SQL that adds to it and reads from it. No threads here."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ def prepare(path: Path, wake_fd: int, migrations: Sequence[str]) -> int:
         with suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
         with closing(connect(path)) as connection:
-            connection.execute("PRAGMA journal_mode = WAL")
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            if mode != "wal":
+                raise StoreError(f"cannot open {path}: its file system has no shared memory: use one on a local disk")
             _migrate(connection, path, migrations)
             return last_id(connection)
     finally:
@@ -150,7 +152,7 @@ def explained(error: Exception, path: Path, doing: str) -> RollcageError:
     remedies = {
         "SQLITE_FULL": "the disk is full: free some space, or use another state directory",
         "SQLITE_READONLY": "it is read-only: make it writable for this user, or use another state directory",
-        "SQLITE_CORRUPT": f"it is damaged ({said}): move it away, or save what is left with `sqlite3 FILE .recover`",
+        "SQLITE_CORRUPT": f"it is damaged ({said}): move it away, or save what is left with `sqlite3 {path} .recover`",
         "SQLITE_NOTADB": "it is no rollcage log: move it away, or use another state directory",
         "SQLITE_BUSY": f"another process has kept it locked for {BUSY_S:.0f} s: end that process",
         "SQLITE_CANTOPEN": "it cannot be opened: check that its folder exists and that this user may write there",
@@ -182,6 +184,8 @@ class Inserter:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
+        self.last_id = 0
+        """The id of the newest entry added here."""
         self._known: dict[bytes, None] = {}
         self._compressor = zstandard.ZstdCompressor(level=3)
 
@@ -213,16 +217,17 @@ class Inserter:
             "INSERT OR IGNORE INTO blobs (digest, codec, data) VALUES (?, ?, ?)",
             [(digest, int(codec), data) for digest, (codec, data) in item.blobs.items()],
         )
-        self.connection.execute(
+        cursor = self.connection.execute(
             "INSERT INTO entries (rollout_id, seq, time, kind, body) VALUES (?, ?, ?, ?, ?)",
             (item.rollout_id, seq, item.time, item.event.kind, item.body.decode()),
         )
+        self.last_id = cursor.lastrowid or 0
         entry = Entry.model_construct(rollout_id=item.rollout_id, seq=seq, time=item.time, event=item.event)
         summarise(self.connection, entry)
         return entry
 
-    def committed(self, items: Iterable[Prepared]) -> None:
-        """Their blobs are in the file for good."""
+    def remember(self, items: Iterable[Prepared]) -> None:
+        """These are committed: their blobs are in the file for good."""
         for item in items:
             self._remember(item.blobs)
 

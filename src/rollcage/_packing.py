@@ -18,7 +18,8 @@ import base64
 import json
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from hashlib import blake2b
 from itertools import chain, islice
@@ -26,11 +27,11 @@ from typing import Any, NamedTuple
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-LIMIT = 384
+LIMIT = 512
 """What takes more bytes of JSON than this becomes a blob."""
 FAN = 16
 """Elements per part of a list of objects, and parts per node of a long list."""
-BLOCK = 256
+BLOCK = 512
 """Integers per part of a list of integers."""
 ROWS = 8
 """Shorter lists of lists stay as they are."""
@@ -91,12 +92,13 @@ def pack(value: Mapping[str, Any]) -> tuple[bytes, dict[bytes, Blob]]:
     return body, packer.blobs
 
 
-def unpack(bodies: Iterable[bytes], fetch: Fetch) -> list[dict[str, Any]]:
-    """The objects whose bodies these are. What they share is one Python object: look, do not touch."""
+def unpack(bodies: Iterable[bytes], fetch: Fetch) -> Iterator[dict[str, Any]]:
+    """The objects whose bodies these are, one by one. What they share is one Python object: look, do not touch."""
     unpacker = _Unpacker(fetch)
     roots = [(loads(body), b'"$' in body) for body in bodies]
     unpacker.load(item for root, marked in roots if marked for item in root.values())
-    return [{key: unpacker.resolve(item) for key, item in root.items()} if marked else root for root, marked in roots]
+    for root, marked in roots:
+        yield {key: unpacker.resolve(item) for key, item in root.items()} if marked else root
 
 
 class _Packer:
@@ -180,36 +182,34 @@ class _Unpacker:
         self._fetch = fetch
         self._packed: dict[str, Any] = {}
         self._done: dict[str, Any] = {}
+        self._uses: Counter[str] = Counter()
 
     def load(self, roots: Iterable[Any]) -> None:
-        wanted: set[str] = set()
         for root in roots:
-            _collect(root, wanted)
-        while wanted:
+            _collect(root, self._uses)
+        while wanted := self._uses.keys() - self._packed.keys() - self._done.keys():
             digests = {_digest(name): name for name in wanted}
             found = self._fetch(list(digests))
-            wanted = set()
             for digest, name in digests.items():
                 blob = found.get(digest)
                 if blob is None:
                     raise Damaged(f"blob {name} is missing")
-                self._take(name, blob, wanted)
-            wanted -= self._packed.keys() | self._done.keys()
+                self._take(name, blob)
 
-    def _take(self, name: str, blob: Blob, wanted: set[str]) -> None:
+    def _take(self, name: str, blob: Blob) -> None:
         if blob.codec is Codec.FLOATS:
             numbers = array("f")
             numbers.frombytes(blob.raw)
             self._done[name] = _little_endian(numbers).tolist()
         elif b'"$' in blob.raw:
             self._packed[name] = loads(blob.raw)
-            _collect(self._packed[name], wanted)
+            _collect(self._packed[name], self._uses)
         else:
             self._done[name] = loads(blob.raw)
 
     def resolve(self, value: Any) -> Any:
         if isinstance(value, list):
-            return [self.resolve(item) for item in value]
+            return value if _flat(value) else [self.resolve(item) for item in value]
         if not isinstance(value, dict):
             return value
         match value:
@@ -227,24 +227,31 @@ class _Unpacker:
         return {key: self.resolve(item) for key, item in value.items()}
 
     def _blob(self, name: str) -> Any:
+        # What is used once is not kept: a turn's prompt may be very long, and only its parts are shared.
+        if self._uses[name] == 1:
+            return self._done.pop(name) if name in self._done else self.resolve(self._packed.pop(name))
         if name not in self._done:
             self._done[name] = self.resolve(self._packed[name])
         return self._done[name]
 
 
-def _collect(value: Any, names: set[str]) -> None:
-    """Add the names of the blobs that a packed value refers to."""
+def _collect(value: Any, names: Counter[str]) -> None:
+    """Count the blobs that a packed value refers to, by their names."""
     if isinstance(value, list):
-        for item in value:
-            if isinstance(item, dict | list):
+        if not _flat(value):
+            for item in value:
                 _collect(item, names)
     elif isinstance(value, dict):
         if len(value) == 1 and isinstance(name := value.get("$blob"), str):
-            names.add(name)
+            names[name] += 1
         elif len(value) == 1 and isinstance(inner := value.get("$plain"), dict):
             _collect(list(inner.values()), names)
         else:
             _collect(list(value.values()), names)
+
+
+def _flat(value: list[Any]) -> bool:
+    return set(map(type, value)).isdisjoint((dict, list))
 
 
 def _name(digest: bytes) -> str:

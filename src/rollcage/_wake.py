@@ -16,7 +16,7 @@ import select
 import sqlite3
 import struct
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from weakref import WeakSet
@@ -34,6 +34,7 @@ class Bell:
     """The file whose closing wakes the watchers of a log."""
 
     def __init__(self, log: Path) -> None:
+        self.log = log
         self.path = log.with_name(log.name + "-wake")
         self.fd = self._open()
 
@@ -207,14 +208,18 @@ class Watch:
                 if (ids := by_kind.get(one.kind or "") if one.kind else by_rollout.get(one.rollout_id or ""))
             ]
         if told:
-            self._call(lambda: [one.tell(ids) for one, ids in told])
+            self._tell(told, None)
 
     def _tell_all(self, error: RollcageError) -> None:
         with self._lock:
-            everyone = list(self._subscriptions)
-        self._call(lambda: [one.tell((), error) for one in everyone])
+            everyone: list[tuple[Subscription, list[int]]] = [(one, []) for one in self._subscriptions]
+        self._tell(everyone, error)
 
-    def _call(self, action: Callable[[], object]) -> None:
+    def _tell(self, told: list[tuple[Subscription, list[int]]], error: RollcageError | None) -> None:
+        def tell() -> None:
+            for one, ids in told:
+                one.tell(ids, error)
+
         # The loop is gone only where the process is on its way out.
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(action)
+            self._loop.call_soon_threadsafe(tell)

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -17,3 +28,73 @@ class Layer:
     """Changes whenever the content would: versions, hashes, seeded text."""
     build: Callable[[Path], Awaitable[None]]
     """Fills the folder it is given, as the caller of this process; ownership is settled afterwards."""
+
+
+class LayerStore:
+    """A folder of built layers. Any number of tasks and processes may share one."""
+
+    def __init__(self, folder: Path, *, owner: int | None = None) -> None:
+        """Layers will belong to the user `owner` (null: to us), as an overlay needs."""
+        self.folder = folder
+        """Where they are: one folder each, named by content."""
+        self._owner = owner
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)
+
+    async def ensure(self, layer: Layer) -> Path:
+        """The layer's folder, built now if nobody has built it yet."""
+        digest = hashlib.sha256(f"{layer.name}\0{layer.key}".encode()).hexdigest()[:20]
+        final = self.folder / f"{re.sub(r'[^A-Za-z0-9_.]', '_', layer.name)[:40]}-{digest}"
+        if final.exists():
+            return final
+        async with _locked(self.folder / f".{final.name}.lock"):
+            if not final.exists():
+                await self._build(layer, final)
+        return final
+
+    async def _build(self, layer: Layer, final: Path) -> None:
+        draft = self.folder / f".{final.name}.draft"
+        # We hold the lock: whoever left this was killed.
+        await anyio.to_thread.run_sync(_remove, draft)
+        draft.mkdir(mode=0o755)
+        try:
+            await layer.build(draft)
+            await anyio.to_thread.run_sync(_settle, draft, self._owner)
+            draft.rename(final)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(_remove, draft)
+            raise
+
+
+@asynccontextmanager
+async def _locked(path: Path) -> AsyncIterator[None]:
+    """Hold a file lock. It is asked for again and again: a thread that waits for it could not be cancelled."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                await anyio.sleep(_POLL_S)
+            else:
+                break
+        yield
+    finally:
+        os.close(fd)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _settle(folder: Path, owner: int | None) -> None:
+    """Hand a tree to its owner, symlinks themselves and not what they lead to."""
+    folder.chmod(0o755)
+    if owner is None:
+        return
+    for _, folders, files, here in os.fwalk(folder, follow_symlinks=False):
+        for name in (*folders, *files):
+            os.chown(name, owner, owner, dir_fd=here, follow_symlinks=False)
+        os.chown(here, owner, owner)

@@ -6,47 +6,32 @@ one sync. Reads run in a few other threads, each with a connection of its own; t
 
 from __future__ import annotations
 
-import asyncio
 import os
-import queue
 import sqlite3
-import threading
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 from anyio import CancelScope, CapacityLimiter, to_thread
 
-from rollcage._database import (
-    MIGRATIONS,
-    Inserter,
-    Prepared,
-    closing,
-    connect,
-    entries,
-    explained,
-    prepare,
-    rebuild,
-    transaction,
-)
+from rollcage._database import MIGRATIONS, closing, connect, entries, explained, prepare, rebuild, transaction
 from rollcage._packing import Damaged
 from rollcage._wake import Bell, Subscription, Watch
-from rollcage.errors import RollcageError, StoreError, UnknownRollout, UsageError
+from rollcage._writer import Writer
+from rollcage.errors import StoreError, UnknownRollout, UsageError
 from rollcage.events import Ended, Entry, Event, Rollout
 from rollcage.types import Outcome, Stage, Value
 
+__all__ = ["MIGRATIONS", "Store", "Summary"]
+
 READERS = 4
 """Reads that run at once."""
-TOGETHER = 256
-"""Most appends that are committed together."""
 PAGE = 200
 """Entries a follower gets at once while it catches up."""
 
 T = TypeVar("T")
 Entries = list[Entry]
-Result = Entry | RollcageError
 
 
 class Summary(Value):
@@ -89,16 +74,15 @@ class Store:
         self._limiter = CapacityLimiter(READERS)
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
-        self._writer = _Writer(path, self._committed)
+        self._writer = Writer(path, self._committed)
 
     @classmethod
     @asynccontextmanager
     async def open(cls, path: Path, *, migrations: Sequence[str] = MIGRATIONS) -> AsyncIterator[Store]:
         """The log at `path`; made, with its folders, where it is not there, and brought to the newest schema."""
-        path = path.absolute()
         with CancelScope(shield=True):
             bell, last_id = await to_thread.run_sync(_opened, path, migrations)
-            store = cls(path, bell, last_id)
+            store = cls(bell.log, bell, last_id)
         try:
             yield store
         finally:
@@ -114,8 +98,9 @@ class Store:
             connection.close()
         self._bell.close()
 
-    def _committed(self, count: int) -> None:
-        """Called by the writer's thread."""
+    def _committed(self, last_id: int) -> None:
+        """Called in the writer's thread."""
+        self._last_id = last_id
         self._bell.ring()
         if self._watch is not None:
             self._watch.knock()
@@ -133,13 +118,16 @@ class Store:
 
         What entries have in common is shared between them: treat it as frozen.
         """
-        where, values = "rollout_id = ? AND seq > ? ORDER BY seq LIMIT ?", (rollout_id, after, _sql_limit(limit))
-        return await self._query(lambda connection: entries(connection, where, values))
+        where = "rollout_id = ? AND seq > ? ORDER BY seq LIMIT ?"
+        return await self._entries(where, (rollout_id, after, _sql_limit(limit)))
 
     async def follow(self, rollout_id: str, *, after: int = 0) -> AsyncGenerator[Entry, None]:
         """A rollout's entries above `after`, then each new one as it comes from any process; over after `Ended`."""
         subscription = Subscription(rollout_id=rollout_id)
         self._watching().add(subscription)
+        last, kind = await self._last(rollout_id)
+        if kind == "ended" and last <= after:
+            return
         while True:
             subscription.take()
             page = await self.read(rollout_id, after=after, limit=PAGE)
@@ -149,12 +137,13 @@ class Store:
                 if isinstance(entry.event, Ended):
                     return
             if not page:
-                if await self._last_kind(rollout_id) == "ended":
-                    return
                 await subscription.wait()
 
     def follow_kind(self, kind: str) -> AsyncGenerator[Entry, None]:
-        """Entries of one kind, of any rollout, from any process, that are appended after this call."""
+        """Entries of one kind, of any rollout, from any process, that are appended after this call.
+
+        The first follower of all may also get some that other processes appended since this log was opened here.
+        """
         subscription = Subscription(kind=kind)
         self._watching().add(subscription)
         return self._follow_kind(subscription)
@@ -166,7 +155,7 @@ class Store:
             for at in range(0, len(ids), PAGE):
                 some = ids[at : at + PAGE]
                 where = f"id IN ({','.join('?' * len(some))}) ORDER BY id"
-                for entry in await self._query(lambda connection, w=where, v=some: entries(connection, w, v)):
+                for entry in await self._entries(where, some):
                     yield entry
 
     async def rollout(self, rollout_id: str) -> Rollout:
@@ -205,12 +194,15 @@ class Store:
 
         await to_thread.run_sync(_explaining, self.path, "rebuild", work, limiter=self._limiter)
 
-    async def _last_kind(self, rollout_id: str) -> str:
-        sql = "SELECT kind FROM entries WHERE rollout_id = ? ORDER BY seq DESC LIMIT 1"
+    async def _entries(self, where: str, values: Sequence[object]) -> Entries:
+        return await self._query(lambda connection: entries(connection, where, values))
+
+    async def _last(self, rollout_id: str) -> tuple[int, str]:
+        sql = "SELECT seq, kind FROM entries WHERE rollout_id = ? ORDER BY seq DESC LIMIT 1"
         row = await self._query(lambda connection: connection.execute(sql, (rollout_id,)).fetchone())
         if row is None:
             raise UnknownRollout(f"no rollout {rollout_id} in {self.path}")
-        return str(row[0])
+        return int(row[0]), str(row[1])
 
     def _watching(self) -> Watch:
         if self._closed:
@@ -232,112 +224,50 @@ class Store:
             except BaseException:
                 connection.close()
                 raise
-            self._idle.append(connection)
+            if self._closed:
+                connection.close()
+            else:
+                self._idle.append(connection)
             return answer
 
         return await to_thread.run_sync(_explaining, self.path, "read", work, limiter=self._limiter)
 
 
-class _Request(NamedTuple):
-    """An append that waits for the writer."""
-
-    rollout_id: str
-    event: Event
-    time: float
-    future: asyncio.Future[Entry]
-
-
-class _Writer:
-    """The one thread of this process that writes to the log."""
-
-    def __init__(self, path: Path, committed: Callable[[int], None]) -> None:
-        self._path = path
-        self._committed = committed
-        self._loop = asyncio.get_running_loop()
-        self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._inserter: Inserter | None = None
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="rollcage-writer", daemon=True)
-        self._thread.start()
-
-    async def append(self, rollout_id: str, event: Event) -> Entry:
-        if self._closed:
-            raise StoreError(f"cannot write {self._path}: it was closed")
-        future: asyncio.Future[Entry] = self._loop.create_future()
-        self._queue.put(_Request(rollout_id, event, time.time(), future))
-        return await future
-
-    def close(self) -> None:
-        """Write what is waiting, and end."""
-        self._closed = True
-        self._queue.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        last = False
-        while not last:
-            batch = [self._queue.get()]
-            with suppress(queue.Empty):
-                while batch[-1] is not None and len(batch) < TOGETHER:
-                    batch.append(self._queue.get_nowait())
-            last = batch[-1] is None
-            requests = [request for request in batch if request is not None]
-            if requests:
-                results = self._results(requests)
-                with suppress(RuntimeError):
-                    self._loop.call_soon_threadsafe(_settle, requests, results)
-        self._reset()
-
-    def _results(self, requests: Sequence[_Request]) -> list[Result]:
-        results: dict[int, Result] = {}
-        items: dict[int, Prepared] = {}
-        for number, request in enumerate(requests):
-            try:
-                items[number] = self._ready().prepared(request.rollout_id, request.event, request.time)
-            except Exception as error:  # noqa: BLE001 - whatever is wrong with one event must not touch the others
-                results[number] = self._failure(error)
+def _opened(path: Path, migrations: Sequence[str]) -> tuple[Bell, int]:
+    def work() -> tuple[Bell, int]:
+        _make_folder(path.parent)
+        bell = Bell(path.absolute())
         try:
-            written = self._write(items)
-        except Exception as error:  # noqa: BLE001 - the callers get it; this thread must live
-            written = {number: self._failure(error) for number in items}
-            if len(items) > 1:
-                # One of them may be too large for the disk, and the others not.
-                written = {number: self._write_alone(number, item) for number, item in items.items()}
-        results |= written
-        return [results[number] for number in range(len(requests))]
+            return bell, prepare(bell.log, bell.fd, migrations)
+        except BaseException:
+            bell.close()
+            raise
 
-    def _write_alone(self, number: int, item: Prepared) -> Result:
-        try:
-            return self._write({number: item})[number]
-        except Exception as error:  # noqa: BLE001 - as above
-            return self._failure(error)
+    return _explaining(path, "open", work)
 
-    def _write(self, items: dict[int, Prepared]) -> dict[int, Result]:
-        results: dict[int, Result] = {}
-        inserter = self._ready()
-        with transaction(inserter.connection):
-            for number, item in items.items():
-                try:
-                    results[number] = inserter.insert(item)
-                except StoreError as error:
-                    results[number] = error
-        inserter.committed(items.values())
-        self._committed(len(items))
-        return results
 
-    def _ready(self) -> Inserter:
-        if self._inserter is None:
-            self._inserter = Inserter(connect(self._path))
-        return self._inserter
+def _make_folder(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    # Without this, a crash of the machine could forget the folder together with all that was synced in it.
+    parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
 
-    def _failure(self, error: Exception) -> RollcageError:
-        if not isinstance(error, RollcageError):
-            # A connection that has seen the disk fail may remember wrong things about it.
-            self._reset()
-        return explained(error, self._path, "write")
 
-    def _reset(self) -> None:
-        inserter, self._inserter = self._inserter, None
-        if inserter is not None:
-            with suppress(sqlite3.Error):
-                inserter.connection.close()
+def _explaining(path: Path, doing: str, work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except (sqlite3.Error, OSError, Damaged) as error:
+        raise explained(error, path, doing) from error
+
+
+def _sql_limit(limit: int | None) -> int:
+    if limit is not None and limit < 0:
+        raise UsageError(f"limit {limit} must not be negative")
+    return -1 if limit is None else limit

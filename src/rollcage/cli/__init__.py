@@ -32,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _code(arguments: Sequence[str]) -> int:
     try:
-        return int(rollcage.main(list(arguments), prog_name="rollcage", standalone_mode=False) or 0)
+        # Not `rollcage.main`: it would answer a closed pipe with an exit code of its own.
+        with rollcage.make_context("rollcage", list(arguments)) as context:
+            return int(rollcage.invoke(context) or 0)
     except BaseException as raised:  # noqa: BLE001 - the edge: whatever arrives here is told in one line
         for error in _leaves(raised):
             if isinstance(error, SystemExit | click.exceptions.Exit):

@@ -13,20 +13,15 @@ from rollcage.cli.codes import HELP
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Seconds(click.ParamType):
+def seconds(text: str) -> float:
     """A duration: a finite number greater than zero."""
-
-    name = "seconds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number, or a complaint that names the option."""
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number) or number <= 0:
-            self.fail(f"{value!r} is not a number of seconds greater than 0", param, ctx)
-        return number
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or number <= 0:
+        raise click.BadParameter(f"{text!r} is not a number of seconds greater than 0")
+    return number
 
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout, and nothing else.")
@@ -55,10 +50,14 @@ TASK = (
     click.option("--verify-in", type=click.Choice(["box", "fresh"]), help="The same box put back, or a new one."),
 )
 LIMITS = (
-    click.option("--timeout", type=Seconds(), help="One deadline for everything, boot and scoring included."),
-    click.option("--agent-timeout", type=Seconds(), help="The agent's own time.  [default: 600]"),
-    click.option("--setup-timeout", type=Seconds(), help="The time of all setup commands.  [default: 300]"),
-    click.option("--verify-timeout", type=Seconds(), help="The time of verification.  [default: 300]"),
+    click.option(
+        "--timeout", type=seconds, metavar="SECONDS", help="One deadline for everything, boot and scoring included."
+    ),
+    click.option("--agent-timeout", type=seconds, metavar="SECONDS", help="The agent's own time.  [default: 600]"),
+    click.option(
+        "--setup-timeout", type=seconds, metavar="SECONDS", help="The time of all setup commands.  [default: 300]"
+    ),
+    click.option("--verify-timeout", type=seconds, metavar="SECONDS", help="The time of verification.  [default: 300]"),
     click.option("--max-tokens-cap", type=click.IntRange(min=0), help="Tokens per answer; 0: none.  [default: 4096]"),
     click.option("--max-turns", type=click.IntRange(min=0), help="Model calls; 0: no limit.  [default: 0]"),
 )
@@ -151,7 +150,15 @@ def watch(rollout_id: str, as_json: bool) -> int:
 @rollcage.command()
 @click.argument("rollout_id", metavar="ID")
 @click.option("--reason", default="", help="Kept in the log.")
-@click.option("--wait", "wait_s", type=Seconds(), default=60.0, show_default=True, help="How long to wait for its end.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=seconds,
+    metavar="SECONDS",
+    default=60.0,
+    show_default=True,
+    help="How long to wait for its end.",
+)
 @JSON
 def abort(rollout_id: str, reason: str, wait_s: float, as_json: bool) -> int:
     """Stop a rollout, whichever process runs it, and wait for its end."""
@@ -173,9 +180,10 @@ def doctor(as_json: bool, **options: Any) -> int:
 
 
 @rollcage.command()
+@click.option("--check", is_flag=True, help="Only say whether it was done; exit code 3 where it was not.")
 @JSON
-def setup(as_json: bool) -> int:
+def setup(check: bool, as_json: bool) -> int:
     """Fetch the agent and build its base layer, once; the next time there is nothing to do."""
     from rollcage.cli import doctor
 
-    return doctor.setup(as_json)
+    return doctor.setup(check, as_json)

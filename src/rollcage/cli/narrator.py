@@ -27,7 +27,7 @@ from rollcage.events import (
     StageStarted,
     TurnEnded,
 )
-from rollcage.types import CommandResult, Job, Outcome, Stage, Turn
+from rollcage.types import CommandResult, Job, Stage, Turn
 
 SCRIPTED = "SCRIPTED: no model is running; every answer comes from the task's own script"
 """Said wherever the output of the scripted model is shown."""
@@ -98,9 +98,10 @@ class Narrator:
             case AgentSaid(data=data):
                 saying = saying_of(data)
                 return self._saying(saying) if saying else []
-            case Ended() as ended:
+            case Ended():
+                # How it ended is the first line of the summary that follows.
                 self.ended, self.stage = True, Stage.ENDED
-                return self._end(ended)
+                return []
             case event:
                 return self._remark(event)
 
@@ -189,10 +190,9 @@ class Narrator:
         if saying.kind == "error":
             return [self._line(Text(f"{self.marks.bad} {one_line(saying.text, 400)}", style=BAD), indent=2)]
         style = DIM + " italic" if saying.kind == "thought" else ""
-        rows, more = some_lines(saying.text, 12)
-        wrapped = [part for row in rows for part in textwrap.wrap(row, self.width - 8) or [""]][:24]
-        lines = [self._line(Text(row, style=style), indent=4) for row in wrapped]
-        return lines + ([self._line(Text(f"… {counted(more, 'more line')}", style=DIM), indent=4)] if more else [])
+        rows = some_lines(saying.text, 10, 2)
+        wrapped = [part for row in rows for part in textwrap.wrap(row, self.width - 8) or [""]][:30]
+        return [self._line(Text(row, style=style), indent=4) for row in wrapped]
 
     def _tool(self, saying: Saying) -> list[Text]:
         asked = one_line(saying.text.removeprefix(self._home))
@@ -205,17 +205,8 @@ class Narrator:
             text.append(f"  exit {saying.exit_code}", style=WARN)
         lines = [self._line(text, indent=2)]
         for body, sign, style in ((saying.removed, "- ", BAD), (saying.added, "+ ", GOOD), (saying.output, "", DIM)):
-            rows, more = some_lines(body, 6)
+            rows = some_lines(body, *((2, 4) if body is saying.output else (6, 0)))
             lines += [self._line(Text(sign + row, style=style), indent=4) for row in rows]
-            if more:
-                lines.append(self._line(Text(f"… {counted(more, 'more line')}", style=DIM), indent=4))
-        return lines
-
-    def _end(self, ended: Ended) -> list[Text]:
-        style = GOOD if ended.outcome is Outcome.SUCCEEDED else WARN if ended.outcome.scored else BAD
-        lines = [Text.assemble((f"{self.marks.end} {ended.outcome.value}", f"{STRONG} {style}"))]
-        if ended.error:
-            lines.append(Text(f"  {one_line(ended.error, 600)}", style=style))
         return lines
 
     def _line(self, body: Text, *, indent: int = 1, seconds: float | None = None) -> Text:
@@ -231,7 +222,7 @@ class Narrator:
 
 def counted(count: int, noun: str) -> str:
     """`1 turn`, `2 turns`, `1,024 tokens`."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+    return f"{count:,} " + (noun if count == 1 else f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s")
 
 
 def prompt_tokens(turn: Turn) -> int:

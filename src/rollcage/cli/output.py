@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from rollcage.cli.screen import View, screen
-from rollcage.cli.summary import summary_of
+from rollcage.cli.summary import headline, summary_of
 from rollcage.events import Entry, Rollout
 from rollcage.result import result_of
 from rollcage.settings import Settings
@@ -19,8 +20,12 @@ Style = Literal["view", "json", "lines"]
 
 
 def environment() -> Settings:
-    """What the environment says, for a command of this process."""
-    return Settings.from_environ(os.environ)
+    """What the environment says, for a command of this process; where it asks for no debugging, libraries keep quiet."""
+    settings = Settings.from_environ(os.environ)
+    if not settings.debug:
+        # Without any handler, Python writes warnings and tracebacks of libraries to stderr.
+        logging.getLogger().addHandler(logging.NullHandler())
+    return settings
 
 
 def write_json(document: BaseModel | list[Any] | dict[str, Any]) -> None:
@@ -56,11 +61,14 @@ class Output:
 
     def finish(self, rollout: Rollout) -> None:
         """What it came to."""
+        if self.view:
+            marks = self.view.narrator.marks
+            whole = self._style == "view"
+            self.view.console.put(
+                summary_of(rollout, marks, self._settings.log_path, told=True) if whole else headline(rollout, marks)
+            )
         if self._style == "json":
             write_json(result_of(rollout))
-        elif self._style == "view" and self.view:
-            marks = self.view.narrator.marks
-            self.view.console.print(summary_of(rollout, marks, self._settings.log_path))
 
     def leave(self) -> None:
         """Give the terminal back at once."""

@@ -10,6 +10,7 @@ from rollcage.errors import UnknownRollout
 from rollcage.settings import Settings
 
 if TYPE_CHECKING:
+    from rollcage.agents.base import Agent
     from rollcage.agents.opencode import OpenCode
     from rollcage.runner import Runner
     from rollcage.sandboxes.local import LocalProvider
@@ -33,12 +34,15 @@ def agent(settings: Settings) -> OpenCode:
 @asynccontextmanager
 async def opened_runner(settings: Settings, store: Store) -> AsyncIterator[Runner]:
     """A runner on this log, with everything it needs."""
+    from rollcage.agents.shell import Shell
     from rollcage.gateway import Gateway
     from rollcage.runner import Backends, Runner
 
-    async with Gateway.open() as gateway:
-        here, opencode = provider(settings), agent(settings)
-        backends = Backends(providers={here.name: here}, agents={opencode.name: opencode}, gateway=gateway)
+    async with Gateway.open() as gateway, provider(settings) as boxes:
+        agents: list[Agent] = [agent(settings), Shell()]
+        backends = Backends(
+            providers={boxes.name: boxes}, agents={known.name: known for known in agents}, gateway=gateway
+        )
         async with Runner.open(store, backends) as runner:
             yield runner
 

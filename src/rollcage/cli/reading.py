@@ -36,7 +36,7 @@ async def _ls(settings: Settings, limit: int, open_only: bool, as_json: bool) ->
     if as_json:
         write_json([row.model_dump(mode="json") for row in rows])
     elif rows:
-        screen(settings).print(list_table(rows, time.time()))
+        screen(settings).put([list_table(rows, time.time())])
     else:
         what = "no rollout is running" if open_only else "no rollouts yet"
         print(f"{what} in {settings.home}; try: rollcage run examples/paginate.toml")
@@ -60,10 +60,7 @@ async def _show(settings: Settings, prefix: str, part: Part, as_json: bool) -> i
             for line in event_lines(entries):
                 console.print(line, soft_wrap=True)
         elif part == "turns":
-            console.print(turns_table(rollout.turns, marks))
-            console.print()
-            for piece in turn_details(rollout.turns, marks):
-                console.print(piece)
+            console.put([turns_table(rollout.turns, marks), "", *turn_details(rollout.turns, marks)])
         else:
-            console.print(summary_of(rollout, marks, settings.log_path))
+            console.put(summary_of(rollout, marks, settings.log_path))
     return codes.SUCCEEDED

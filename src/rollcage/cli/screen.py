@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import IO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
@@ -28,10 +29,24 @@ class Screen(Console):
         """Let the caller wind down; rich would leave at once."""
         raise BrokenPipeError
 
+    def put(self, pieces: Iterable[RenderableType]) -> None:
+        """Show what may hold tables; without a terminal, without the blanks that rich leaves at the ends of lines."""
+        if self.is_terminal:
+            for piece in pieces:
+                self.print(piece)
+            return
+        with self.capture() as captured:
+            for piece in pieces:
+                self.print(piece)
+        self.out("\n".join(line.rstrip() for line in captured.get().split("\n")), end="", highlight=False)
+
 
 def screen(settings: Settings, *, file: IO[str] | None = None, width: int | None = None) -> Screen:
     """A console on `file` (standard output unless given)."""
     file = file or sys.stdout
+    if isinstance(file, TextIOWrapper):
+        # What the encoding lacks is shown as a question mark; it is no reason to fail.
+        file.reconfigure(errors="replace")
     # Without a terminal there is no width: rich would fold at 80, and grep would suffer.
     wide = width or (None if file.isatty() else WIDEST)
     return Screen(file=file, width=wide, markup=False, highlight=False, emoji=False, no_color=settings.no_color)
@@ -45,7 +60,7 @@ def marks_for(console: Console) -> Marks:
 class View:
     """Shows one rollout while it runs: lines as things happen, and below them what is going on."""
 
-    def __init__(self, console: Console, *, hint: str = "") -> None:
+    def __init__(self, console: Screen, *, hint: str = "") -> None:
         self.console = console
         self.narrator = Narrator(marks_for(console), min(console.width, WIDEST), hint)
         self._live: Live | None = None

@@ -36,25 +36,32 @@ FILES_SHOWN = 12
 COMMANDS_SHOWN = 12
 
 
-def summary_of(rollout: Rollout, marks: Marks, log_path: Path) -> Group:
-    """The whole summary of one rollout."""
-    parts: list[RenderableType] = [Text(""), _headline(rollout, marks)]
+def headline(rollout: Rollout, marks: Marks) -> Iterator[Text]:
+    """How it ended, in a line or two."""
+    yield Text("")
+    yield _verdict(rollout, marks)
     if rollout.error:
-        parts.append(Text(f"  {one_line(rollout.error, 1000)}", style=_outcome_style(rollout)))
+        yield Text(f"  {one_line(rollout.error, 1000)}", style=_outcome_style(rollout))
     if rollout.job.model.kind == "scripted":
-        parts.append(Text(f"  {SCRIPTED}", style=f"{STRONG} {WARN}"))
+        yield Text(f"  {SCRIPTED}", style=f"{STRONG} {WARN}")
+
+
+def summary_of(rollout: Rollout, marks: Marks, log_path: Path, *, told: bool = False) -> Iterator[RenderableType]:
+    """The whole summary of one rollout; `told` leaves out what the live view has shown."""
+    yield from headline(rollout, marks)
     for title, body in (
         ("turns", turns_table(rollout.turns, marks) if rollout.turns else None),
-        ("setup", _commands(rollout.setup, marks) if rollout.setup else None),
-        ("verify", _commands(rollout.verify, marks) if rollout.verify else None),
-        ("noticed", _noticed(rollout) if rollout.noticed else None),
+        ("setup", _commands(rollout.setup, marks) if rollout.setup and not told else None),
+        ("verify", _commands(rollout.verify, marks) if rollout.verify and not told else None),
+        ("noticed", _noticed(rollout) if rollout.noticed and not told else None),
         ("files", _files(rollout) if rollout.files or rollout.files_extra else None),
         ("time", _timings(rollout, marks) if rollout.timings else None),
         ("log", _where(rollout, log_path)),
     ):
         if body is not None:
-            parts += [Text(""), Text(title, style=STRONG), Padding(body, (0, 0, 0, 2), expand=False)]
-    return Group(*parts)
+            yield Text("")
+            yield Text(title, style=STRONG)
+            yield Padding(body, (0, 0, 0, 2), expand=False)
 
 
 def turns_table(turns: Sequence[Turn], marks: Marks) -> Table:
@@ -139,7 +146,7 @@ def list_table(rows: Sequence[Summary], now: float) -> Table:
     return table
 
 
-def _headline(rollout: Rollout, marks: Marks) -> Text:
+def _verdict(rollout: Rollout, marks: Marks) -> Text:
     style = _outcome_style(rollout)
     state = rollout.outcome.value if rollout.outcome else f"running: {rollout.stage.value}"
     text = Text.assemble((f"{marks.end} {state}", f"{STRONG} {style}"), "   ")
@@ -219,7 +226,7 @@ def _where(rollout: Rollout, log_path: Path) -> Group:
     name = one_line(rollout.id, 80)
     rows = [("what the model said", "--turns"), ("every event", "--events"), ("for programs", "--json")]
     return Group(
-        Text(f"{log_path} {rollout.last_seq} entries as {name}"),
+        Text(f"{log_path} has all {counted(rollout.last_seq, 'entry')} of {name}"),
         *(Text.assemble((f"{f'rollcage show {name} {flag}':<44}", ACCENT), (what, DIM)) for what, flag in rows),
     )
 

@@ -27,11 +27,14 @@ def clip(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: max(0, limit - 1)] + "…"
 
 
-def some_lines(text: str, count: int) -> tuple[list[str], int]:
-    """The first lines that say something, cleaned, and how many more there are."""
+def some_lines(text: str, head: int, tail: int = 0) -> list[str]:
+    """The first and the last lines that say something, cleaned, with a word about those between them."""
     rows = [row.rstrip() for row in text.split("\n")]
     rows = [row for row in rows if row]
-    return [clip(clean(row[:SHOWN]), SHOWN) for row in rows[:count]], max(0, len(rows) - count)
+    left_out = len(rows) - head - tail
+    if left_out > 1:
+        rows[head : head + left_out] = [f"… {left_out:,} more lines"]
+    return [clip(clean(row[:SHOWN]), SHOWN) for row in rows]
 
 
 def seconds_of(value: float) -> str:
@@ -48,7 +51,10 @@ def seconds_of(value: float) -> str:
 
 def reward_text(total: float) -> str:
     """A reward without needless digits."""
-    return f"{total:.4f}".rstrip("0").rstrip(".") if abs(total) < 1e6 else f"{total:.3g}"
+    if abs(total) >= 1e6 or 0 < abs(total) < 1e-4:
+        return f"{total:.3g}"
+    whole, _, digits = f"{total:.4f}".partition(".")
+    return f"{whole}.{digits.rstrip('0') or '0'}"
 
 
 def _visible(character: str) -> str:

@@ -17,6 +17,8 @@ _OWNERS = {"vllm", "llamacpp", "sglang"}
 """Those who sign their list of models. `openai` is no signature: half the field copies it."""
 _KINDS = {"openai", "hf_router", "vllm", "sglang", "llamacpp"}
 _HOSTS = {"api.openai.com": "openai", "router.huggingface.co": "hf_router"}
+HOSTED = frozenset({"openai", "hf_router"})
+"""Services that run no engine of a version we could ask for."""
 _MOST_ALTERNATIVES = {"openai": 20, "hf_router": 5}
 _IDS_SINCE = (0, 10, 2)
 """The first vLLM with `return_token_ids`; older ones can at least spell tokens as ids."""
@@ -64,6 +66,10 @@ class Engine:
         """The same engine after it refused a field."""
         return replace(self, refused=self.refused | {name})
 
+    def silenced(self) -> Engine:
+        """The same engine, of which nothing is asked."""
+        return replace(self, quiet=True)
+
     def _logprobs(self, wanted: Wanted) -> JsonObject:
         if self.name == "llamacpp" and wanted.chat and wanted.stream and wanted.tools:
             return {}  # it answers 400 to logprobs with tools in a stream
@@ -84,6 +90,25 @@ class Engine:
                 return {"return_token_ids": True, "return_prompt_token_ids": True}
             case _:
                 return {}
+
+
+class Known:
+    """What was learnt of each endpoint's engine, for all rollouts that use it."""
+
+    def __init__(self) -> None:
+        self._engines: dict[tuple[str, str], Engine] = {}
+
+    def get(self, endpoint: Endpoint) -> Engine:
+        """The engine behind an endpoint, as far as is known."""
+        return self._engines.get((endpoint.base_url, endpoint.model)) or guess(endpoint)
+
+    def found(self, endpoint: Endpoint, engine: Engine) -> None:
+        """A probe told what it is; what it refused before is not forgotten."""
+        self.learn(endpoint, replace(engine, refused=self.get(endpoint).refused | engine.refused))
+
+    def learn(self, endpoint: Endpoint, engine: Engine) -> None:
+        """Keep this for the next call."""
+        self._engines[endpoint.base_url, endpoint.model] = replace(engine, quiet=False)
 
 
 def guess(endpoint: Endpoint) -> Engine:

@@ -11,7 +11,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -67,7 +67,7 @@ class Exchange(asyncio.Protocol):
     def __init__(self, pool: Upstream, origin: tuple[bool, str, int]) -> None:
         self._pool, self.origin = pool, origin
         self._loop = asyncio.get_running_loop()
-        self._busy = False
+        self._busy = self._lost = False
         self._head_in: asyncio.Future[None] | None = None
         self.idle_since = 0.0
 
@@ -75,6 +75,8 @@ class Exchange(asyncio.Protocol):
 
     async def send(self, head: bytes, body: bytes) -> None:
         """Send a request and wait for the head of the answer."""
+        if self._lost:
+            raise UpstreamError("the upstream closed the connection")
         self.status, self.headers = 0, dict[str, str]()
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
@@ -120,13 +122,22 @@ class Exchange(asyncio.Protocol):
         else:
             self._transport.abort()
 
+    def cut(self) -> None:
+        """End the connection at once, whatever it is doing."""
+        self._transport.abort()
+
+    @property
+    def closing(self) -> bool:
+        """Whether it is on its way out."""
+        return self._transport.is_closing()
+
     # What asyncio tells.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods but not the type
+        self._pool.remember(self)
         raw = transport.get_extra_info("socket")
-        if raw is not None and raw.family != socket.AF_UNIX:
+        if raw is not None and hasattr(socket, "TCP_KEEPIDLE"):
             # An answer may take hours to start; a peer that vanished meanwhile must be noticed.
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
@@ -154,6 +165,7 @@ class Exchange(asyncio.Protocol):
             self._ended.set_result(None)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._lost = True
         self._pool.forget(self)
         if not self._busy:
             return
@@ -232,20 +244,24 @@ class Upstream:
         """Cut every connection and wait until they are gone."""
         self._closed = True
         for exchange in list(self._all):
-            exchange._transport.abort()
+            exchange.cut()
         if self._all:
             await self._empty.wait()
 
     def give_back(self, exchange: Exchange) -> None:
         """Keep a connection for the next exchange."""
         if self._closed:
-            exchange._transport.abort()
+            exchange.cut()
             return
         exchange.idle_since = asyncio.get_running_loop().time()
         idle = self._idle.setdefault(exchange.origin, deque())
         idle.append(exchange)
         while idle[0].idle_since < exchange.idle_since - IDLE_S:
-            idle.popleft()._transport.abort()
+            idle.popleft().cut()
+
+    def remember(self, exchange: Exchange) -> None:
+        """A connection is there."""
+        self._all.add(exchange)
 
     def forget(self, exchange: Exchange) -> None:
         """A connection is gone."""
@@ -259,7 +275,7 @@ class Upstream:
         idle = self._idle.get(origin)
         while idle:
             exchange = idle.pop()
-            if not exchange._transport.is_closing():
+            if not exchange.closing:
                 return exchange
         return None
 
@@ -274,7 +290,6 @@ class Upstream:
             raise UpstreamError(f"no connection within {CONNECT_TIMEOUT_S:.0f} s") from error
         except (OSError, ssl.SSLError, UnicodeError) as error:
             raise UpstreamError(_in_words(error)) from error
-        self._all.add(exchange)
         return exchange
 
     def _context(self, target: Target) -> ssl.SSLContext | None:

@@ -75,7 +75,7 @@ def _text(path: Path, name: str) -> str:
             raise TaskError(f"{name}: is larger than {SIZE_LIMIT >> 20} MB")
         return data.decode("utf-8")
     except FileNotFoundError as error:
-        near = nearest(path.name, _siblings(path))
+        near = nearest(path.name, _siblings(path), 0.8)
         hint = f"; did you mean {path.with_name(near)}?" if near else ""
         raise TaskError(f"{name}: no such file{hint}") from error
     except UnicodeDecodeError as error:

@@ -72,7 +72,7 @@ def _top_level() -> list[str]:
     return [*Task.model_fields, *BESIDE, *REFERENCES]
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
     """The known name that was probably meant, if any comes close."""
-    found = get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
+    found = get_close_matches(name.lower(), list(known), n=1, cutoff=likeness)
     return found[0] if found else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rollcage.testing.generation import Cutting
@@ -93,6 +93,11 @@ class Asked:
         """The same for the same request."""
         return self.cutting.seed
 
+    def portions(self, index: int, interval: int | None) -> Cutting:
+        """How one choice is cut into chunks; `interval` overrules where the engine has a fixed number of tokens."""
+        seed = self.seed + index.to_bytes(2, "big")
+        return replace(self.cutting, seed=seed, interval=interval or self.cutting.interval)
+
 
 def read_request(raw: bytes, body: JsonObject, headers: Mapping[str, str], *, chat: bool) -> Asked:
     """What a body asks for. Raises Refused, worded as vLLM would."""
@@ -155,7 +160,7 @@ def _check(body: JsonObject, *, chat: bool) -> None:
             raise Refused(400, f"{name} must be at least {least}, got {value}.", param=name)
     top = _integer(body, "top_logprobs" if chat else "logprobs")
     if top is not None and not 0 <= top <= 20:
-        raise Refused(400, f"Requested sample logprobs of {top}, which is greater than max allowed: 20", param="logprobs")
+        raise Refused(400, f"logprobs: {top} per token were asked for, 0 to 20 are possible", param="logprobs")
     options = body.get("stream_options")
     if options is not None and not (isinstance(options, dict) and body.get("stream")):
         raise Refused(400, "Stream options can only be defined when `stream=True`.", param="stream_options")

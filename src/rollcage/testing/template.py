@@ -72,7 +72,7 @@ def prompt_ids(messages: Sequence[Any], tools: Sequence[Any] = (), *, generate: 
     return ids
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=256)
 def segment_ids(text: str) -> tuple[int, ...]:
     """Ids of one segment; agents send the same long system prompt and tools with every turn."""
     return tuple(default_tokenizer().encode(text))

@@ -1,0 +1,5 @@
+"""`python -m rollcage`: the command, where its script is not on the path."""
+
+from rollcage.cli import main
+
+main()

@@ -1,0 +1,6 @@
+"""The gateway: every model call of every rollout goes through it, and is recorded token by token."""
+
+from rollcage.gateway.app import Gateway
+from rollcage.gateway.lease import Lease
+
+__all__ = ["Gateway", "Lease"]

@@ -1,0 +1,81 @@
+# ruff: noqa: PTH208 (speaks to the kernel in its own terms)
+"""Reads what was changed from an overlay's upper folder."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection
+
+HOME = "/home/user"
+MOST = 200
+"""So many changed paths are named; more would tell nobody anything."""
+
+Parts = tuple[str, ...]
+
+
+def lstat(path: str) -> os.stat_result | None:
+    """lstat, or null where there is nothing (or nothing that can be named)."""
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None
+
+
+def exists(path: str) -> bool:
+    """Whether something is there, if only a symlink that leads nowhere."""
+    return lstat(path) is not None
+
+
+def is_whiteout(found: os.stat_result) -> bool:
+    """Whether this is overlay's mark for a deleted name."""
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+
+
+def is_opaque(path: str) -> bool:
+    """Whether this upper folder hides what lies below it: it was deleted and made again."""
+    try:
+        return os.getxattr(path, "user.overlay.opaque", follow_symlinks=False) == b"y"
+    except OSError:
+        return False
+
+
+def changes(upper: str, base: str, kept: Collection[Parts]) -> list[str]:
+    """Paths outside `kept` that were made, changed or deleted: `upper` against the view `base` without it."""
+    found: list[str] = []
+    mine, theirs = os.lstat(upper), os.lstat(base)
+    if mine.st_mode != theirs.st_mode:
+        found.append(HOME)
+    waiting: list[tuple[Parts, bool]] = [((), False)]
+    while waiting and len(found) < MOST:
+        folder, hidden = waiting.pop()
+        for name in sorted(os.listdir("/".join((upper, *folder)))):
+            parts = (*folder, name)
+            if parts in kept or len(found) >= MOST:
+                continue
+            verdict, covers = _compare(upper, base, parts, hidden)
+            leads_to_kept = any(path[: len(parts)] == parts for path in kept)
+            if verdict == "changed" or (verdict == "new" and not leads_to_kept):
+                found.append("/".join((HOME, *parts)))
+            if not covers or (leads_to_kept and _is_folder(upper, parts)):
+                waiting.append((parts, covers))
+    return [path.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for path in found]
+
+
+def _is_folder(upper: str, parts: Parts) -> bool:
+    found = lstat("/".join((upper, *parts)))
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def _compare(upper: str, base: str, parts: Parts, hidden: bool) -> tuple[str, bool]:
+    """`new`, `changed` or `same`; and whether it covers what the base has there (false for a folder both have)."""
+    path = "/".join((upper, *parts))
+    mine = lstat(path)
+    theirs = None if hidden else lstat("/".join((base, *parts)))
+    if mine is None or is_whiteout(mine) or not stat.S_ISDIR(mine.st_mode):
+        return "changed", True
+    if theirs is None:
+        return "new", True
+    if not stat.S_ISDIR(theirs.st_mode) or is_opaque(path):
+        return "changed", True
+    return ("same" if mine.st_mode == theirs.st_mode else "changed"), False

@@ -1,0 +1,163 @@
+# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108 (speaks to the kernel in its own terms)
+"""The home directory: an overlay whose uppers are numbered folders on one size-limited disk.
+
+`checkpoint` freezes the upper and lays a fresh one over it. What is written then is a diff by construction, so
+`rewind` reads the changes from it, moves the kept parts of it under a third upper, and throws the rest away.
+Nothing is ever mounted at, or looked up through, a path that a command could have made.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+
+from . import kernel
+from .diff import HOME, Parts, changes, exists, is_opaque, is_whiteout, lstat
+
+_HOME = f"/root{HOME}"
+_TMP = "/root/tmp"
+_DISK = "/disk"
+_FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV
+_INODES = "200k"
+
+
+def prepare(disk: int, layers: int) -> None:
+    """Make the disk and mount the first home."""
+    os.mkdir(_DISK)
+    kernel.mount("tmpfs", _DISK, "tmpfs", _FLAGS, f"mode=0755,size={disk},nr_inodes={_INODES}")
+    os.mkdir(f"{_DISK}/none")
+    try:
+        # Overlay marks replaced folders this way; without it, `rm -r folder && mkdir folder` would fail in the box.
+        os.setxattr(f"{_DISK}/none", "user.rollcage", b"y")
+    except OSError as error:
+        raise kernel.Refused(error.errno or 0, "keep user attributes on tmpfs") from error
+    _make_upper(0, 0o755)
+    _mount(0, (), layers)
+
+
+def empty_tmp(size: int, *, first: bool = False) -> None:
+    """Put a fresh /tmp in place."""
+    if not first:
+        kernel.detach(_TMP)
+    kernel.mount("tmpfs", _TMP, "tmpfs", _FLAGS, f"mode=1777,size={size},nr_inodes={_INODES}")
+
+
+def checkpoint(upper: int, frozen: Sequence[int], layers: int) -> None:
+    """Freeze `upper` (above the already frozen ones) and lay upper + 1 over it."""
+    kernel.detach(_HOME)
+    _make_upper(upper + 1, _mode(upper))
+    _mount(upper + 1, (upper, *frozen), layers)
+
+
+def rewind(upper: int, frozen: Sequence[int], layers: int, keep: Sequence[str]) -> list[str]:
+    """Replace `upper` by upper + 1, which holds nothing but the kept paths; returns what else had been changed."""
+    kept = {tuple(part for part in path[len(HOME) :].split("/") if part) for path in keep}
+    kept = {path for path in kept if not any(path[:size] in kept for size in range(len(path)))}
+    fresh = upper + 1
+    if () in kept:
+        kernel.detach(_HOME)
+        os.rename(f"{_DISK}/{upper}", f"{_DISK}/{fresh}")
+        _mount(fresh, frozen, layers)
+        return []
+    kernel.detach(_HOME)
+    _make_upper(fresh, _mode(frozen[0]))
+    _mount(fresh, frozen, layers)
+    old = f"{_DISK}/{upper}/u"
+    changed = changes(old, _HOME, kept)
+    moves = [_judge(old, parts) for parts in sorted(kept)]
+    for parts, verdict in moves:
+        if verdict == "strange":
+            changed.append("/".join((HOME, *parts)))
+    hidden = [verdict in ("gone", "strange") and _was_there(parts) for parts, verdict in moves]
+    for (parts, verdict), whiteout in zip(moves, hidden, strict=True):
+        if whiteout or verdict in ("moved", "alone"):
+            _make_parents(parts, old)
+    kernel.detach(_HOME)
+    new = f"{_DISK}/{fresh}/u"
+    for (parts, verdict), whiteout in zip(moves, hidden, strict=True):
+        path = "/".join(parts)
+        if whiteout:
+            os.mknod(f"{new}/{path}", stat.S_IFCHR, 0)
+        elif verdict in ("moved", "alone"):
+            os.rename(f"{old}/{path}", f"{new}/{path}")
+            if verdict == "alone" and stat.S_ISDIR(os.lstat(f"{new}/{path}").st_mode):
+                os.setxattr(f"{new}/{path}", "user.overlay.opaque", b"y")
+    _discard(f"{_DISK}/{upper}")
+    _mount(fresh, frozen, layers)
+    return sorted(set(changed))
+
+
+def _judge(old: str, parts: Parts) -> tuple[Parts, str]:
+    """What the agent made of a kept path, with no symlink followed in any component.
+
+    same: untouched. moved: changed, to be carried over. alone: so too, but nothing below it shines through.
+    gone: deleted. strange: it, or a folder above it, became something that is neither file nor folder.
+    """
+    alone = False
+    for depth in range(1, len(parts) + 1):
+        path, last = "/".join((old, *parts[:depth])), depth == len(parts)
+        found = lstat(path)
+        if found is None:
+            return parts, "gone" if alone else "same"
+        if is_whiteout(found):
+            return parts, "gone"
+        if last and (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
+            return parts, "alone" if alone else "moved"
+        if not stat.S_ISDIR(found.st_mode):
+            return parts, "strange"
+        alone = alone or is_opaque(path)
+    raise AssertionError("a kept path has at least one part")
+
+
+def _was_there(parts: Parts) -> bool:
+    """Whether the checkpoint has this path, with no symlink above it."""
+    above = [lstat("/".join((_HOME, *parts[:depth]))) for depth in range(1, len(parts))]
+    return all(found and stat.S_ISDIR(found.st_mode) for found in above) and exists("/".join((_HOME, *parts)))
+
+
+def _make_parents(parts: Parts, old: str) -> None:
+    """Bring the folders above a kept path into the new upper, through the mounted home, so that it can be put there."""
+    for depth in range(1, len(parts)):
+        path = "/".join((_HOME, *parts[:depth]))
+        found = lstat(path)
+        if found is not None and stat.S_ISDIR(found.st_mode):
+            os.chmod(path, stat.S_IMODE(found.st_mode))
+            continue
+        if found is not None:
+            os.unlink(path)
+        theirs = lstat("/".join((old, *parts[:depth])))
+        os.mkdir(path)
+        os.chmod(path, stat.S_IMODE(theirs.st_mode) if theirs and stat.S_ISDIR(theirs.st_mode) else 0o755)
+
+
+def _make_upper(number: int, mode: int) -> None:
+    for folder in ("", "/u", "/w"):
+        os.mkdir(f"{_DISK}/{number}{folder}")
+    os.chmod(f"{_DISK}/{number}/u", mode)
+
+
+def _mode(number: int) -> int:
+    return stat.S_IMODE(os.lstat(f"{_DISK}/{number}/u").st_mode)
+
+
+def _mount(upper: int, frozen: Sequence[int], layers: int) -> None:
+    lower = [f"{_DISK}/{number}/u" for number in frozen] + [f"/layers/{number}" for number in range(layers)]
+    folders = f"lowerdir={':'.join([*lower, f'{_DISK}/none'])},upperdir={_DISK}/{upper}/u,workdir={_DISK}/{upper}/w"
+    kernel.mount("home", _HOME, "overlay", _FLAGS, f"userxattr,index=off,{folders}")
+
+
+def _discard(folder: str) -> None:
+    """Delete a tree however deep it is: folders are moved up before they are emptied."""
+    waiting, count = [folder], 0
+    while waiting:
+        current = waiting.pop()
+        with os.scandir(current) as entries:
+            for entry in list(entries):
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.path)
+                    continue
+                count += 1
+                os.rename(entry.path, f"{_DISK}/trash{count}")
+                waiting.append(f"{_DISK}/trash{count}")
+        os.rmdir(current)

@@ -1,0 +1,217 @@
+"""A command running in a local box: its streams, its end, and the certainty that all of it is dead."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import ByteReceiveStream, ByteSendStream
+
+from rollcage.errors import SandboxError, SandboxLost
+
+_CHUNK = 1 << 16
+_KILLED = 128 + signal.SIGKILL
+_START_TIMEOUT_S = 60
+_DEATH_TIMEOUT_S = 60
+
+
+class _End:
+    """Our end of a pipe."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+
+    def close(self) -> None:
+        """Close it, waking whoever waits on it."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            with suppress(OSError):
+                anyio.notify_closing(fd)
+            os.close(fd)
+
+    def _open_fd(self) -> int:
+        if self._fd < 0:
+            raise anyio.ClosedResourceError
+        return self._fd
+
+
+class Reader(_End, ByteReceiveStream):
+    """What the command prints."""
+
+    async def receive(self, max_bytes: int = _CHUNK) -> bytes:
+        """The next bytes."""
+        await anyio.lowlevel.checkpoint()
+        while True:
+            fd = self._open_fd()
+            try:
+                data = os.read(fd, max_bytes)
+            except BlockingIOError:
+                await anyio.wait_readable(fd)
+                continue
+            if not data:
+                raise anyio.EndOfStream
+            return data
+
+    async def aclose(self) -> None:
+        """No more is wanted."""
+        self.close()
+
+
+class Writer(_End, ByteSendStream):
+    """What the command reads."""
+
+    async def send(self, item: bytes) -> None:
+        """Hand over all of it."""
+        await anyio.lowlevel.checkpoint()
+        view = memoryview(item)
+        while view:
+            fd = self._open_fd()
+            try:
+                view = view[os.write(fd, view) :]
+            except BlockingIOError:
+                await anyio.wait_writable(fd)
+            except BrokenPipeError as error:
+                raise anyio.BrokenResourceError from error
+
+    async def aclose(self) -> None:
+        """End of file."""
+        self.close()
+
+
+class LocalProcess:
+    """One bubblewrap and all that runs below it."""
+
+    def __init__(self, stdin: int, stdout: int, stderr: int, status: int) -> None:
+        """Takes over our ends of the pipes. `status` is where bubblewrap tells what it does."""
+        self._stdin, self._stdout, self._stderr = Writer(stdin), Reader(stdout), Reader(stderr)
+        self._status = status
+        self._said = b""
+        self._init = -1
+        self._loop = asyncio.get_running_loop()
+        self._named, self._monitor_gone, self._init_gone = anyio.Event(), anyio.Event(), anyio.Event()
+        self.lost = False
+        """Whether the box went away under it."""
+        os.set_blocking(status, False)
+        self._loop.add_reader(status, self._on_status)
+
+    @property
+    def stdin(self) -> Writer:
+        """Its standard input; `aclose()` is end of file."""
+        return self._stdin
+
+    @property
+    def stdout(self) -> Reader:
+        """Its standard output."""
+        return self._stdout
+
+    @property
+    def stderr(self) -> Reader:
+        """Its standard error."""
+        return self._stderr
+
+    async def wait(self) -> int:
+        """Its exit code (128+n where signal n killed it), once it and every process it started are dead."""
+        await self._monitor_gone.wait()
+        await self._init_gone.wait()
+        if self.lost:
+            raise SandboxLost("the box was closed while the command ran")
+        code = self._told().get("exit-code")
+        return _KILLED if code is None else code
+
+    async def begin(self, monitor: int, release: Callable[[], None]) -> None:
+        """Get hold of the command's pid namespace, then let the command start, which it cannot before `release`."""
+        try:
+            with anyio.fail_after(_START_TIMEOUT_S):
+                await self._named.wait()
+            pid = self._told().get("child-pid")
+            if pid is None:
+                raise SandboxError(f"the command could not be started: {await self._complaint()}")
+            try:
+                self._init = os.pidfd_open(pid)
+            except ProcessLookupError:
+                self._init_gone.set()
+            else:
+                self._loop.add_reader(self._init, self._on_death)
+            if self.lost:
+                self.kill()
+        except BaseException:
+            # It must not start unwatched: its monitor dies, and takes it along.
+            with suppress(ProcessLookupError):
+                os.kill(monitor, signal.SIGKILL)
+            raise
+        finally:
+            release()
+
+    def kill(self) -> None:
+        """SIGKILL to the first process of its pid namespace, which takes all others with it."""
+        if self._init >= 0 and not self._init_gone.is_set():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._init, signal.SIGKILL)
+
+    def lose(self) -> None:
+        """The box goes away: kill it, and let `wait` say so."""
+        self.lost = True
+        self.kill()
+
+    def abandon(self) -> None:
+        """It never started."""
+        for event in (self._named, self._monitor_gone, self._init_gone):
+            event.set()
+        self._let_go()
+
+    async def end(self) -> None:
+        """Kill what still runs, wait until it is dead, and let go of everything."""
+        self.kill()
+        try:
+            # The monitor goes first and its pid namespace a little later: only the latter's end is the end.
+            with anyio.fail_after(_DEATH_TIMEOUT_S):
+                await self._init_gone.wait()
+                await self._monitor_gone.wait()
+        except TimeoutError as error:
+            raise SandboxError("a command in the box cannot be killed: the kernel does not let go of it") from error
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for stream in (self._stdin, self._stdout, self._stderr):
+            stream.close()
+        for fd in (self._status, self._init):
+            if fd >= 0:
+                self._loop.remove_reader(fd)
+                os.close(fd)
+        self._status = self._init = -1
+
+    def _told(self) -> dict[str, int]:
+        told: dict[str, int] = {}
+        for line in self._said.splitlines():
+            with suppress(ValueError):
+                told.update(json.loads(line))
+        return told
+
+    def _on_status(self) -> None:
+        try:
+            data = os.read(self._status, _CHUNK)
+        except BlockingIOError:
+            return
+        self._said += data
+        if not data:
+            self._loop.remove_reader(self._status)
+            self._monitor_gone.set()
+        if not data or b"\n" in self._said:
+            self._named.set()
+
+    def _on_death(self) -> None:
+        self._loop.remove_reader(self._init)
+        self._init_gone.set()
+
+    async def _complaint(self) -> str:
+        with suppress(anyio.EndOfStream, anyio.ClosedResourceError):
+            return (await self._stderr.receive()).decode("utf-8", "replace").strip()
+        return "bubblewrap said nothing"
