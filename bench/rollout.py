@@ -12,15 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 from pydantic import SecretStr
@@ -38,7 +38,9 @@ SCRIPT = (
     ScriptedTurn(
         tool_calls=(ScriptedCall(name="bash", arguments={"command": "echo hello > hello.txt", "description": "write"}),)
     ),
-    ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments={"command": "cat hello.txt", "description": "read"}),)),
+    ScriptedTurn(
+        tool_calls=(ScriptedCall(name="bash", arguments={"command": "cat hello.txt", "description": "read"}),)
+    ),
     ScriptedTurn(text="hello.txt says hello."),
 )
 TASK = Task(instruction="Write hello to hello.txt and read it back.", verify=("grep -qx hello hello.txt",))
@@ -57,7 +59,7 @@ anyio.run(main)
 
 
 @asynccontextmanager
-async def scripted_model() -> AsyncIterator[Endpoint]:
+async def scripted_model() -> AsyncIterator[tuple[Endpoint, int]]:
     """The scripted model in another process."""
     folder = str(Path(__file__).parent)
     code = SERVER.replace("bench_script", "rollout")
@@ -70,31 +72,40 @@ async def scripted_model() -> AsyncIterator[Endpoint]:
     assert process.stdout and process.stdin
     base_url, key = process.stdout.readline().split()
     try:
-        yield Endpoint(base_url=base_url, model="scripted", key=SecretStr(key), kind="scripted")
+        yield Endpoint(base_url=base_url, model="scripted", key=SecretStr(key), kind="scripted"), process.pid
     finally:
         process.stdin.close()
         process.wait()
         process.stdout.close()
 
 
-def cpu_seconds() -> float:
-    """Processor time of this process and of every process it has waited for."""
-    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in both)
+def cpu_seconds(model: int) -> float:
+    """Processor time of this process and all below it, the dead included, but not of the scripted model."""
+    parents, ticks = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(stat.parent.name)] = int(fields[1])
+        ticks[int(stat.parent.name)] = sum(map(int, fields[11:15]))
+    total = 0
+    for pid, used in ticks.items():
+        above = pid
+        while above not in (0, 1, os.getpid(), model):
+            above = parents.get(above, 0)
+        total += used if above == os.getpid() else 0
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 async def naked(layer: Path, endpoint: Endpoint) -> None:
     """`opencode run` on this machine, in a new home directory, with the same configuration."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
-        lent = endpoint.model_copy(update={"model": "model"})
-        lent = endpoint
         environment = {
-            name: value.replace(HOME, home) for name, value in environment_of(config_of(AgentSpec(), lent)).items()
+            name: value.replace(HOME, home) for name, value in environment_of(config_of(AgentSpec(), endpoint)).items()
         }
         environment |= {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8"}
-        await anyio.to_thread.run_sync(
-            lambda: subprocess.run(["cp", "-r", str(layer / ".config"), home], check=True)
-        )
+        await anyio.to_thread.run_sync(lambda: subprocess.run(["cp", "-r", str(layer / ".config"), home], check=True))
         binary = str(layer / Path(BINARY).relative_to(HOME))
         done = await anyio.run_process(
             [binary, "run", "--format", "json", "--thinking"],
@@ -112,17 +123,18 @@ async def caged(runner: Runner, endpoint: Endpoint) -> None:
     assert rollout.reward is not None and rollout.reward.total == 1, rollout.error
 
 
-async def cost(work: Callable[[], Awaitable[None]], at_once: int = 1) -> tuple[float, float]:
-    """Wall and processor seconds."""
-    wall, cpu = time.perf_counter(), cpu_seconds()
+async def cost(model: int, work: Callable[[], Coroutine[Any, Any, None]], at_once: int = 1) -> tuple[float, float]:
+    """Wall and processor seconds; `model` is the scripted model's process."""
+    wall, cpu = time.perf_counter(), cpu_seconds(model)
     async with anyio.create_task_group() as tasks:
         for _ in range(at_once):
             tasks.start_soon(work)
-    return time.perf_counter() - wall, cpu_seconds() - cpu
+    return time.perf_counter() - wall, cpu_seconds(model) - cpu
 
 
-async def rollouts(runner: Runner, layer: Path, endpoint: Endpoint, rounds: int) -> dict[str, float]:
+async def rollouts(runner: Runner, layer: Path, model: tuple[Endpoint, int], rounds: int) -> dict[str, float]:
     """Interleaved rounds of caged and naked, one at a time and eight at a time."""
+    endpoint, pid = model
 
     async def bare() -> None:
         await naked(layer, endpoint)
@@ -132,8 +144,8 @@ async def rollouts(runner: Runner, layer: Path, endpoint: Endpoint, rounds: int)
 
     await bare()
     await boxed()
-    singles = [(await cost(bare), await cost(boxed)) for _ in range(rounds)]
-    eights = [(await cost(bare, 8), await cost(boxed, 8)) for _ in range(max(1, rounds // 2))]
+    singles = [(await cost(pid, bare), await cost(pid, boxed)) for _ in range(rounds)]
+    eights = [(await cost(pid, bare, 8), await cost(pid, boxed, 8)) for _ in range(max(1, rounds // 2))]
 
     def median(rows: list[tuple[tuple[float, float], tuple[float, float]]], side: int, what: int) -> float:
         return statistics.median(row[side][what] for row in rows)
@@ -188,7 +200,7 @@ async def growth(provider: LocalProvider, layers: list[object], counts: list[int
                 box = await stack.enter_async_context(provider.open(SandboxSpec(), layers))  # type: ignore[arg-type]
                 created.append(time.perf_counter() - started)
                 open_boxes += 1
-            execs = [await clocked(lambda: run(box, ["/bin/true"])) for _ in range(5)]
+            execs = [await clocked(lambda box=box: run(box, ["/bin/true"])) for _ in range(5)]  # type: ignore[misc]
             rows.append(
                 {
                     "boxes": count,
@@ -206,7 +218,7 @@ async def measure(quick: bool) -> dict[str, object]:
     agent = OpenCode(state / "cache")
     with tempfile.TemporaryDirectory() as folder:
         async with (
-            scripted_model() as endpoint,
+            scripted_model() as (endpoint, model),
             Store.open(Path(folder) / "log.db") as store,
             Gateway.open() as gateway,
             LocalProvider(state) as provider,
@@ -219,7 +231,7 @@ async def measure(quick: bool) -> dict[str, object]:
             result["growth"] = await growth(provider, list(layers), [1, 10] if quick else [1, 10, 50, 100, 200])
             result["box_idle_mb"] = result["growth"][-1]["idle_mb"]  # type: ignore[index]
             async with Runner.open(store, backends, at_once=8) as runner:
-                result |= await rollouts(runner, layer, endpoint, 2 if quick else 7)
+                result |= await rollouts(runner, layer, (endpoint, model), 2 if quick else 7)
             return result
 
 

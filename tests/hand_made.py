@@ -1,4 +1,4 @@
-"""Models made by hand: small asyncio servers that misbehave on purpose, and a raw client to talk to the gateway with."""
+"""Models made by hand: small asyncio servers that misbehave on purpose, and a raw client for the gateway."""
 
 from __future__ import annotations
 
@@ -175,7 +175,9 @@ def says(*texts: str) -> Answer:
             choice["token_ids"] = list(range(len(texts)))
             usage = {"prompt_tokens": 3, "completion_tokens": len(texts), "total_tokens": 3 + len(texts)}
             shared = {"id": "x", "object": "chat.completion", "created": 1, "model": "real-model"}
-            writer.write(plain("200 OK", {**shared, "choices": [choice], "usage": usage, "prompt_token_ids": [1, 2, 3]}))
+            writer.write(
+                plain("200 OK", {**shared, "choices": [choice], "usage": usage, "prompt_token_ids": [1, 2, 3]})
+            )
 
     return answer
 
@@ -198,7 +200,9 @@ class Rig:
     def key(self) -> str:
         return self.lease.endpoint.key.get_secret_value()
 
-    def request(self, body: Any, *, path: str = "/v1/chat/completions", key: str | None = None, extra: str = "") -> bytes:
+    def request(
+        self, body: Any, *, path: str = "/v1/chat/completions", key: str | None = None, extra: str = ""
+    ) -> bytes:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         return (
             f"POST {path} HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer {key or self.key}\r\n{extra}"

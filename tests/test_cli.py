@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
-from anyio.abc import Process
 
+from commands import environ, rest, rollcage, rollcage_running, until
 from rollcage.events import AbortRequested, Ended, Event, Queued, StageStarted
 from rollcage.result import RolloutResult
 from rollcage.runner import Owners
@@ -24,35 +22,6 @@ from rollcage.store import Store
 from rollcage.types import Endpoint, Job, Outcome, Stage, Task
 
 JOB = Job(task=Task(id="t1", instruction="Do it."), model=Endpoint(base_url="http://h/v1", model="m1", kind="vllm"))
-
-
-def environ(home: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    return {"PATH": os.environ["PATH"], "HOME": str(home), "ROLLCAGE_HOME": str(home / "state"), **(more or {})}
-
-
-def rollcage(
-    home: Path, *arguments: str, env: Mapping[str, str] | None = None, stdin: str = ""
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rollcage", *arguments],
-        env=environ(home, env),
-        cwd=home,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
-@asynccontextmanager
-async def rollcage_running(home: Path, *arguments: str) -> AsyncIterator[Process]:
-    command = [sys.executable, "-m", "rollcage", *arguments]
-    async with await anyio.open_process(command, env=environ(home), cwd=home) as process:
-        try:
-            yield process
-        finally:
-            if process.returncode is None:
-                process.kill()
 
 
 def complaint(ended: subprocess.CompletedProcess[str], code: int) -> str:
@@ -214,18 +183,12 @@ async def test_watch_follows_a_rollout_of_another_process_to_its_end(tmp_path: P
         log_with(tmp_path, StageStarted(stage=Stage.SETUP)) as store,
         rollcage_running(tmp_path, "watch", "0a1b") as process,
     ):
-        assert process.stdout
-        seen = b""
-        while b"setup" not in seen:
-            seen += await process.stdout.receive()
+        await until(process, "● setup")
         await store.append("0a1b2c3d", StageStarted(stage=Stage.AGENT))
-        while b"agent" not in seen:
-            seen += await process.stdout.receive()
+        await until(process, "● agent")
         await store.append("0a1b2c3d", Ended(outcome=Outcome.SUCCEEDED))
-        async for chunk in process.stdout:
-            seen += chunk
-        assert await process.wait() == 0
-        assert "◆ succeeded".encode() in seen and b"\x1b" not in seen
+        code, seen, _ = await rest(process)
+        assert code == 0 and "◆ succeeded" in seen and "\x1b" not in seen
 
 
 async def test_watch_with_json_gives_one_entry_per_line(tmp_path: Path) -> None:
@@ -240,13 +203,10 @@ async def test_leaving_a_watch_does_not_touch_the_rollout(tmp_path: Path) -> Non
         log_with(tmp_path, StageStarted(stage=Stage.SETUP)) as store,
         rollcage_running(tmp_path, "watch", "0a1b") as process,
     ):
-        assert process.stdout and process.stderr
-        seen = b""
-        while b"setup" not in seen:
-            seen += await process.stdout.receive()
+        await until(process, "● setup")
         process.send_signal(signal.SIGINT)
-        assert await process.wait() == 130
-        assert b"Traceback" not in b"".join([chunk async for chunk in process.stderr])
+        code, _, said = await rest(process)
+        assert code == 130 and "Traceback" not in said
         rollout = await store.rollout("0a1b2c3d")
         assert not rollout.ended and not rollout.abort_requested
 
@@ -260,9 +220,8 @@ async def test_abort_asks_the_process_that_runs_it_and_waits_for_the_end(tmp_pat
             assert isinstance(asked.event, AbortRequested) and asked.event.reason == "enough"
             assert process.returncode is None
             await store.append("0a1b2c3d", Ended(outcome=Outcome.ABORTED, error="aborted: x", error_code="aborted"))
-            assert process.stdout
-            document = json.loads(b"".join([chunk async for chunk in process.stdout]))
-            assert await process.wait() == 0 and document["outcome"] == "aborted"
+            code, document, _ = await rest(process)
+            assert code == 0 and json.loads(document)["outcome"] == "aborted"
     ended = rollcage(tmp_path, "abort", "0a")
     assert ended.returncode == 0 and "had ended already: aborted" in ended.stdout
 

@@ -91,13 +91,15 @@ async def test_the_turn_is_kept_before_the_last_byte_leaves() -> None:
     async with hand_made(says("a")) as model, Gateway.open() as gateway:
         sock = listener()
         port = sock.getsockname()[1]
-        async with gateway.lend(model.endpoint(), sock, limits=Limits(), mode="transparent_proxy", record=record) as lease:
+        async with gateway.lend(
+            model.endpoint(), sock, limits=Limits(), mode="transparent_proxy", record=record
+        ) as lease:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             key = lease.endpoint.key.get_secret_value()
-            body = b'{"messages":[],"stream":true}'
+            body = '{"messages":[],"stream":true}'
             writer.write(
-                f"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-                + body
+                f"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {key}\r\n"
+                f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
             )
             await recording.wait()
             # Everything but the end may be out: neither `[DONE]` nor the terminating chunk.
@@ -254,7 +256,9 @@ async def test_a_lease_on_a_unix_socket_serves_just_the_same(tmp_path: Path) -> 
         sock = socket.socket(socket.AF_UNIX)
         sock.bind(str(tmp_path / "gate"))
         sock.listen()
-        async with gateway.lend(model.endpoint(), sock, limits=Limits(), mode="transparent_proxy", record=record) as lease:
+        async with gateway.lend(
+            model.endpoint(), sock, limits=Limits(), mode="transparent_proxy", record=record
+        ) as lease:
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / "gate"))
             key = lease.endpoint.key.get_secret_value()
             writer.write(
@@ -279,7 +283,9 @@ async def test_check_names_a_server_that_is_not_there_and_notices_when_it_comes(
         async with hand_made(says("a")) as model:
             endpoint = model.endpoint()
         for _ in range(2):
-            with pytest.raises(ModelUnreachable, match=r"cannot reach the model at http://127.0.0.1:\d+/v1: connection refused; "):
+            with pytest.raises(
+                ModelUnreachable, match=r"cannot reach the model at http://127.0.0.1:\d+/v1: connection refused; "
+            ):
                 await gateway.check(endpoint)
         sock = socket.socket()
         sock.bind(("127.0.0.1", model.port))

@@ -7,6 +7,7 @@ import itertools
 import anyio
 import pytest
 
+from playing import Play
 from rollcage.events import AgentSaid, StageEnded, StageStarted, TurnEnded
 from rollcage.runner import Runner
 from rollcage.store import Store
@@ -24,7 +25,6 @@ from rollcage.types import (
     Stage,
     Task,
 )
-from playing import Play
 
 
 def bash(command: str) -> ScriptedTurn:
@@ -85,7 +85,7 @@ async def test_the_agents_events_are_in_the_log_before_it_has_ended(play: Play, 
     entries = await store.read(rollout.id)
     said = [e for e in entries if isinstance(e.event, AgentSaid)]
     turns = [e for e in entries if isinstance(e.event, TurnEnded)]
-    tool = next(e for e in said if e.event.data["type"] == "tool_use")
+    tool = next(e for e in said if isinstance(e.event, AgentSaid) and e.event.data["type"] == "tool_use")
     assert tool.seq < turns[-1].seq, "a tool's result is logged as it comes, not at the end"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -104,8 +104,9 @@ async def run(job: Job, parts: Parts, log: Log) -> None:
         raise
     except Exception as error:  # noqa: BLE001 - the one place that catches everything
         ended = _ended_by(error)
-    await stages.leave()
-    await log(ended)
+    with anyio.CancelScope(shield=True):
+        await stages.leave()
+        await log(ended)
 
 
 async def _rollout(job: Job, parts: Parts, log: Log, stages: Stages) -> Ended:
@@ -122,7 +123,7 @@ async def _rollout(job: Job, parts: Parts, log: Log, stages: Stages) -> Ended:
             verdict = await _agent(job, parts, box, log, min(job.task.limits.agent_timeout_s, clock.until_reserve()))
             await stages.enter(Stage.VERIFY)
             seconds = min(job.task.limits.verify_timeout_s, clock.until_end())
-            await verify(job, box, parts.provider, log, seconds=seconds)
+            await verify(job, box, parts.provider, log, seconds=seconds, own=parts.agent.own_paths)
             return verdict
     message = f"the agent had not started when {clock.limits.deadline_s:g} s less the scoring reserve were up"
     raise Failure(Outcome.TIMED_OUT, "timed_out", f"{message}; raise timeout_s")
@@ -207,11 +208,21 @@ _OUTCOMES: tuple[tuple[type[Exception], Outcome, str], ...] = (
 )
 
 
+def _causes(error: Exception) -> Iterator[Exception]:
+    """What went wrong, out of the groups that concurrent tasks wrap it in."""
+    if isinstance(error, ExceptionGroup):
+        for inner in error.exceptions:
+            yield from _causes(inner)
+    else:
+        yield error
+
+
 def _ended_by(error: Exception) -> Ended:
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
+    causes = list(_causes(error))
     for kind, outcome, code in _OUTCOMES:
-        if isinstance(error, kind):
-            return Ended(outcome=outcome, error=f"{outcome.value}: {error}", error_code=code)
+        for cause in causes:
+            if isinstance(cause, kind):
+                return Ended(outcome=outcome, error=f"{outcome.value}: {cause}", error_code=code)
+    error = causes[0]
     message = f"{Outcome.INTERNAL_ERROR.value}: {type(error).__name__}: {error}"
     return Ended(outcome=Outcome.INTERNAL_ERROR, error=message, error_code="internal_error")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import PurePosixPath
 
@@ -42,12 +42,18 @@ done
 """
 
 
-async def verify(job: Job, box: Sandbox, provider: Provider, log: Log, *, seconds: float) -> None:
-    """Rewind or replace the box, stage the tests, run them in fresh processes, read the reward."""
+async def verify(
+    job: Job, box: Sandbox, provider: Provider, log: Log, *, seconds: float, own: Sequence[str] = ()
+) -> None:
+    """Rewind or replace the box, stage the tests, run them in fresh processes, read the reward.
+
+    `own`: paths where the agent program keeps its own state; changes there are not worth a notice.
+    """
     deadline = time.monotonic() + seconds
     try:
         with anyio.fail_after(seconds):
-            async with _clean_box(job, box, provider, log) as clean:
+            async with _clean_box(job, box, provider, log, own) as clean:
+                await _clear(job.task, clean)
                 collected = await collect(clean, job.task.workdir)
                 await log(FilesCollected(files=collected.files, extra=collected.extra))
                 await _notice_deciders(job.task, collected.files, log)
@@ -57,7 +63,9 @@ async def verify(job: Job, box: Sandbox, provider: Provider, log: Log, *, second
 
 
 @asynccontextmanager
-async def _clean_box(job: Job, box: Sandbox, provider: Provider, log: Log) -> AsyncIterator[Sandbox]:
+async def _clean_box(
+    job: Job, box: Sandbox, provider: Provider, log: Log, own: Sequence[str]
+) -> AsyncIterator[Sandbox]:
     task = job.task
     if task.verify_in == "fresh":
         async with provider.open(job.sandbox) as fresh:
@@ -68,10 +76,20 @@ async def _clean_box(job: Job, box: Sandbox, provider: Provider, log: Log) -> As
         return
     if not isinstance(box, Rewindable):
         raise SandboxError(f"{provider.name} boxes cannot be rewound; set verify_in = 'fresh'")
-    changed = await box.rewind((task.workdir, *task.keep))
+    changed = [path for path in await box.rewind((task.workdir, *task.keep)) if not _within(path, own)]
     if changed:
-        await log(Noticed(what="changed outside the workdir; verification does not see it", paths=changed))
+        await log(Noticed(what="changed outside the workdir; verification does not see it", paths=tuple(changed)))
     yield box
+
+
+def _within(path: str, folders: Sequence[str]) -> bool:
+    return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)
+
+
+async def _clear(task: Task, box: Sandbox) -> None:
+    cleared = await run(box, ["bash", "--noprofile", "--norc", "-c", _CLEAR, "clear", task.workdir])
+    if cleared.code:
+        raise SandboxError(f"cannot clear the verifier's folders: {cleared.stderr.text.strip()}")
 
 
 async def _notice_deciders(task: Task, left: dict[str, str], log: Log) -> None:
@@ -87,9 +105,6 @@ async def _notice_deciders(task: Task, left: dict[str, str], log: Log) -> None:
 
 async def _judge(job: Job, box: Sandbox, log: Log, deadline: float) -> None:
     task = job.task
-    cleared = await run(box, ["bash", "--noprofile", "--norc", "-c", _CLEAR, "clear", task.workdir])
-    if cleared.code:
-        raise SandboxError(f"cannot clear the verifier's folders: {cleared.stderr.text.strip()}")
     for path, text in task.tests.items():
         await box.write(placed(path, TESTS_DIR), text.encode())
     commands = list(task.verify)

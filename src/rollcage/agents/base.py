@@ -34,6 +34,10 @@ class Agent(Protocol):
     def version(self) -> str:
         """The exact version that is run."""
 
+    @property
+    def own_paths(self) -> Sequence[str]:
+        """Where below home it keeps its own state: changes there are no news."""
+
     def layers(self) -> Sequence[Layer]:
         """What its boxes start with."""
 

@@ -44,6 +44,16 @@ class OpenCode:
     """The agent `opencode`."""
 
     name = "opencode"
+    own_paths = tuple(
+        f"{HOME}/{path}"
+        for path in (
+            ".opencode",
+            ".config/opencode",
+            ".cache/opencode",
+            ".local/share/opencode",
+            ".local/state/opencode",
+        )
+    )
 
     def __init__(self, downloads: Path) -> None:
         """`downloads`: where the fetched package is kept."""

@@ -21,6 +21,7 @@ class Shell:
 
     name = "shell"
     version = "1"
+    own_paths = ()
 
     def layers(self) -> Sequence[Layer]:
         """None."""

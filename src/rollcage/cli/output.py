@@ -20,7 +20,7 @@ Style = Literal["view", "json", "lines"]
 
 
 def environment() -> Settings:
-    """What the environment says, for a command of this process; where it asks for no debugging, libraries keep quiet."""
+    """What the environment says, for a command of this process; libraries keep quiet unless it asks for debugging."""
     settings = Settings.from_environ(os.environ)
     if not settings.debug:
         # Without any handler, Python writes warnings and tracebacks of libraries to stderr.

@@ -168,7 +168,7 @@ class Answer:
         if choice.prompt_token_ids and not self._prompt_ids:
             self._prompt_ids = choice.prompt_token_ids
         rows = _rows(choice.logprobs)
-        if any(row.text.startswith(TOKEN_ID) for row in rows):
+        if b'"token_id:' in data:
             rows = _spelled(rows, spellings(data))
         self._tokens += self._joined(rows, choice.token_ids or choice.response_token_ids)
 
@@ -241,23 +241,17 @@ def _rows(logprobs: Logprobs | None) -> list[Token]:
     return [
         Token(
             text or "",
-            _id_in(text or ""),
+            None,
             logprob,
-            tuple(Alternative(t, _id_in(t), lp) for t, lp in (top or {}).items() if lp is not None),
+            tuple(Alternative(name, None, lp) for name, lp in (top or {}).items() if lp is not None),
         )
         for text, logprob, top in columns
     ]
 
 
 def _row(entry: Entry) -> Token:
-    top = tuple(
-        [
-            Alternative(t.token, t.id if t.id is not None else _id_in(t.token), t.logprob)
-            for t in entry.top_logprobs or ()
-            if t.logprob is not None
-        ]
-    )
-    return Token(entry.token, entry.id if entry.id is not None else _id_in(entry.token), entry.logprob, top)
+    top = [Alternative(t.token, t.id, t.logprob) for t in entry.top_logprobs or () if t.logprob is not None]
+    return Token(entry.token, entry.id, entry.logprob, tuple(top))
 
 
 def _id_in(text: str) -> int | None:
@@ -267,9 +261,14 @@ def _id_in(text: str) -> int | None:
 
 
 def _spelled(rows: list[Token], texts: list[str]) -> list[Token]:
-    if len(texts) != len(rows):
-        return rows
-    return [row._replace(text=text) for row, text in zip(rows, texts, strict=True)]
+    """Rows whose texts are `token_id:` strings: the ids are taken from there, the texts from the bytes beside them."""
+    known = texts if len(texts) == len(rows) else [row.text for row in rows]
+    spelled = []
+    for row, text in zip(rows, known, strict=True):
+        id_ = _id_in(row.text)
+        top = tuple(each if _id_in(each.text) is None else each._replace(id=_id_in(each.text)) for each in row.top)
+        spelled.append(row._replace(top=top) if id_ is None else Token(text, id_, row.logprob, top))
+    return spelled
 
 
 def _flat(value: object) -> list[int] | None:

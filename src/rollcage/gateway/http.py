@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
         self._host = host
         self._waiting: deque[Request] = deque()
         self._current: Request | None = None
-        self._begun = self._refused = False
+        self._begun = self._refused = self._chunked = False
         self._reader: Reader | None = None
         self._slow = False
         self._reset()
@@ -92,21 +92,22 @@ class Connection(asyncio.Protocol):
 
     def begin(self, status: int, headers: Mapping[str, str], reader: Reader) -> None:
         """Start an answer of unknown length, filled by `reader`."""
-        chunked = self._current is not None and self._current.chunks
-        self._write([self._head(status, {**headers, "Transfer-Encoding": "chunked"} if chunked else headers)])
+        self._chunked = self._current is not None and self._current.chunks
+        self._write([self._head(status, {**headers, "Transfer-Encoding": "chunked"} if self._chunked else headers)])
         self._begun, self._reader = True, reader
         if self._slow:
             reader.pause()
 
     def send(self, data: bytes) -> None:
         """Pass on a piece of the answer."""
-        if data:
-            self._write([b"%x\r\n" % len(data), data, b"\r\n"] if self._current and self._current.chunks else [data])
+        if data and not self._transport.is_closing():
+            # One piece: for the small ones of a stream copying is cheaper than a list of buffers.
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def finish(self, data: bytes = b"") -> None:
         """Pass on the last piece and end the answer."""
         self.send(data)
-        if self._current is not None and self._current.chunks:
+        if self._chunked:
             self._write([b"0\r\n\r\n"])
         self._next()
 

@@ -19,7 +19,7 @@ from rollcage.types import Endpoint, Turn
 
 MODEL = "model"
 """The name a box knows every model by: agents choose prompts and tools by the model's name."""
-CONNECTIONS = 128
+CONNECTIONS = 256
 """How many a box may have open: it must not use up the descriptors of everybody."""
 ENDED = "cut off: the agent's time with the model was over"
 
@@ -60,9 +60,9 @@ class Lease:
         """Start to serve."""
         loop = asyncio.get_running_loop()
         if self._sock.family == socket.AF_UNIX:
-            self._server = await loop.create_unix_server(lambda: Connection(self), sock=self._sock)
+            self._server = await loop.create_unix_server(lambda: Connection(self), sock=self._sock, backlog=CONNECTIONS)
         else:
-            self._server = await loop.create_server(lambda: Connection(self), sock=self._sock)
+            self._server = await loop.create_server(lambda: Connection(self), sock=self._sock, backlog=CONNECTIONS)
 
     async def close(self) -> None:
         """Void the key, cut everything, record what was captured. Nothing is recorded afterwards."""

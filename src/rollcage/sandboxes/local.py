@@ -316,10 +316,13 @@ class LocalBox:
             try:
                 fds = [*theirs, self._user, self._mnt, self._net, *self._group.joins]
                 answer = await self._ask("spawn", order, fds)
+            except BaseException:
+                os.close(release)
+                raise
             finally:
                 for fd in theirs:
                     os.close(fd)
-            await process.begin(answer.body["pid"], lambda: os.close(release))
+            await process.begin(answer.body["pid"], release)
         except BaseException as error:
             self._running.discard(process)
             process.abandon()

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 
 import anyio
@@ -125,8 +124,8 @@ class LocalProcess:
         code = self._told().get("exit-code")
         return _KILLED if code is None else code
 
-    async def begin(self, monitor: int, release: Callable[[], None]) -> None:
-        """Get hold of the command's pid namespace, then let the command start, which it cannot before `release`."""
+    async def begin(self, monitor: int, release: int) -> None:
+        """Get hold of the command's pid namespace; then let it start, which it cannot before `release` is closed."""
         try:
             with anyio.fail_after(_START_TIMEOUT_S):
                 await self._named.wait()
@@ -147,7 +146,7 @@ class LocalProcess:
                 os.kill(monitor, signal.SIGKILL)
             raise
         finally:
-            release()
+            os.close(release)
 
     def kill(self) -> None:
         """SIGKILL to the first process of its pid namespace, which takes all others with it."""
@@ -204,6 +203,8 @@ class LocalProcess:
         if not data:
             self._loop.remove_reader(self._status)
             self._monitor_gone.set()
+            # The command is over, and so is whatever it left running.
+            self.kill()
         if not data or b"\n" in self._said:
             self._named.set()
 

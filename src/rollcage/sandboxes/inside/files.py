@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -61,9 +62,9 @@ def _open_folder(root: int, path: str) -> int:
     """Open a folder for work in it, making it and those above it where they are missing."""
     try:
         return kernel.open_in(root, path, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
+    except kernel.Refused as refused:
         above, _, name = path.rstrip("/").rpartition("/")
-        if not name:
+        if refused.errno != errno.ENOENT or not name:
             raise
         parent = _open_folder(root, above or "/")
         os.mkdir(name, 0o755, dir_fd=parent)

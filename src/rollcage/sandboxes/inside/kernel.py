@@ -32,6 +32,7 @@ _RESOLVE_IN_ROOT = 0x10
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
 
 _NR_PIVOT_ROOT = 155 if platform.machine() == "x86_64" else 41
 _NR_OPENAT2 = 437
@@ -139,6 +140,11 @@ def loopback_up() -> None:
 def die_with_parent() -> None:
     """SIGKILL for this process when the thread that forked it ends."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0), "prctl")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies, so that none is left to anybody else."""
+    _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
 
 
 def own_proc_entries() -> None:

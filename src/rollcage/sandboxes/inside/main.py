@@ -1,3 +1,4 @@
+# ruff: noqa: PTH123, PTH208 (speaks to the kernel in its own terms)
 """The keeper: takes orders on a socket and forks once for each. It ends, and all commands with it, with its parent."""
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from . import files, home, kernel, spawn, world
@@ -30,16 +33,20 @@ def main() -> None:
     os.chdir(layers)
     if uid != "-":
         _drop_to(int(uid))
+    # The dead are reaped by the kernel, orphans of a killed bubblewrap included.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    kernel.adopt_orphans()
     gc.freeze()
     control.send(b"ready")
+    _take_orders(control, watch, bwrap)
+    _end_all()
+
+
+def _take_orders(control: socket.socket, watch: int, bwrap: int) -> None:
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(watch, select.POLLIN)
-    while True:
-        ready = dict(poll.poll())
-        if watch in ready:
-            return
+    while watch not in dict(poll.poll()):
         message, fds = kernel.receive_fds(control, MOST_BYTES)
         if not message:
             return
@@ -47,6 +54,25 @@ def main() -> None:
             _serve(message.decode(), fds, bwrap)
         for fd in fds:
             os.close(fd)
+
+
+def _end_all() -> None:
+    """Kill every descendant. Each bubblewrap dies with us anyhow, but while it starts, what it started may not."""
+    while children := _children():
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        time.sleep(0.001)
+
+
+def _children() -> list[int]:
+    mine, found = str(os.getpid()).encode(), []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+            if parent == mine and state not in b"ZX":
+                found.append(int(name))
+    return found
 
 
 def _drop_to(uid: int) -> None:
