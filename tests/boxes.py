@@ -10,7 +10,8 @@ from typing import Any
 
 from rollcage.layers import Layer
 from rollcage.sandboxes.base import Exit, Sandbox, run
-from rollcage.sandboxes.local import LocalBox, LocalProvider
+from rollcage.sandboxes.box import LocalBox
+from rollcage.sandboxes.local import LocalProvider
 from rollcage.types import SandboxSpec
 
 ROOT = os.geteuid() == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from playing import Play
+from rollcage.agents.base import Agent
 from rollcage.agents.opencode import OpenCode
 from rollcage.agents.shell import Shell
 from rollcage.events import Rollout
@@ -50,7 +51,7 @@ async def backends(state_dir: Path) -> AsyncIterator[Backends]:
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(Gateway.open())
         provider = await stack.enter_async_context(LocalProvider(state_dir))
-        agents = {"opencode": OpenCode(state_dir / "cache"), "shell": Shell()}
+        agents: dict[str, Agent] = {"opencode": OpenCode(state_dir / "cache"), "shell": Shell()}
         yield Backends(providers={"local": provider}, agents=agents, gateway=gateway)
 
 

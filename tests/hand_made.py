@@ -12,8 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import anyio
+
 from rollcage.gateway import Gateway, Lease
 from rollcage.types import Endpoint, Limits, Turn
+
+LOOPS = [("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})]
+"""What the gateway must run on."""
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
 
@@ -303,3 +308,18 @@ async def _either(gateway: Gateway | None) -> AsyncIterator[Gateway]:
         return
     async with Gateway.open() as opened:
         yield opened
+
+
+async def until(true: Callable[[], object]) -> None:
+    with anyio.fail_after(10):
+        while not true():
+            await asyncio.sleep(0.001)
+
+
+async def hang(_: Asked, writer: asyncio.StreamWriter) -> None:
+    await asyncio.Event().wait()
+
+
+async def half_a_stream(_: Asked, writer: asyncio.StreamWriter) -> None:
+    writer.write(head(Transfer_Encoding="chunked") + b"".join(map(chunked, whole("a", "b", "c")[:3])))
+    await asyncio.Event().wait()

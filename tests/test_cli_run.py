@@ -42,7 +42,7 @@ def test_a_rollout_is_shown_and_summed_up(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stderr == "" and "\x1b" not in ended.stdout
-    for words in ("● provision", "✓ true", "● agent", "✓ test -e a.txt", "◆ succeeded   reward 1.0", "new     a.txt"):
+    for words in ("● provision", "✓ true", "● agent", "✓ test -e a.txt", "◆ succeeded   reward 1.0", "a.txt  1 line"):
         assert words in ended.stdout, words
 
 
@@ -158,3 +158,19 @@ async def test_a_killed_command_leaves_nothing_alive_and_its_log_is_closed(tmp_p
         await process.wait()
     [row] = json.loads(rollcage(tmp_path, "ls", "--json").stdout)
     assert row["outcome"] == "crashed" and leftovers("7126.5") == []
+
+
+def test_a_full_disk_is_one_line_and_ends_the_rollout(tmp_path: Path) -> None:
+    setup = "head -c 900000 /dev/urandom | base64"
+    command = [sys.executable, "-m", "rollcage", "run", "-i", "true", *SHELL, "--setup", setup]
+    ended = subprocess.run(
+        ["bash", "-c", 'ulimit -f 130; exec "$@"', "bash", *command],
+        env=environ(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 3 and ended.stderr.count("\n") == 1, ended.stderr
+    assert "rollouts.db" in ended.stderr and "space" in ended.stderr
+    [row] = json.loads(rollcage(tmp_path, "ls", "--json").stdout)
+    assert row["outcome"] == "crashed"

@@ -10,17 +10,13 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from hand_made import GOLDEN, Asked, chat, chunked, hand_made, head, listener, plain, rig, says, stream, whole
+from hand_made import GOLDEN, LOOPS, Asked, chat, chunked, hand_made, head, listener, plain, rig, says, stream, whole
 from rollcage.errors import ModelUnreachable
 from rollcage.gateway import Gateway
 from rollcage.types import Limits, Purpose, Turn
 
 
-@pytest.fixture(
-    scope="module",
-    params=[("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})],
-    ids=["asyncio", "uvloop"],
-)
+@pytest.fixture(scope="module", params=LOOPS, ids=["asyncio", "uvloop"])
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     return request.param
 
@@ -201,6 +197,7 @@ async def test_the_turn_limit_is_answered_without_the_model_and_tells_nothing_th
         assert [(await gate.ask()).status for _ in range(4)] == [200, 200, 400, 400]
         assert (await gate.ask()).json["error"]["message"] == "turn limit reached"
         assert (len(model.asked), len(gate.recorded), gate.lease.turns) == (2, 2, 2)
+        assert gate.lease.limit_reached == "turn limit reached"
 
 
 async def test_calls_at_once_cannot_slip_under_the_turn_limit() -> None:
@@ -212,7 +209,10 @@ async def test_calls_at_once_cannot_slip_under_the_turn_limit() -> None:
 
 async def test_the_token_budget_caps_the_last_answer_and_then_ends_the_rollout() -> None:
     async with hand_made(says("a", "b", "c")) as model, rig(model.endpoint(), limits=Limits(token_budget=5)) as gate:
-        assert [(await gate.ask()).status for _ in range(3)] == [200, 200, 400]
+        assert [(await gate.ask()).status for _ in range(2)] == [200, 200]
+        assert gate.lease.limit_reached == ""
+        assert (await gate.ask()).status == 400
+        assert gate.lease.limit_reached == "token budget used up"
         assert [asked.json["max_tokens"] for asked in model.asked] == [5, 2]
 
 
@@ -307,3 +307,20 @@ async def test_check_says_when_the_key_is_refused_and_never_shows_it(status: str
         with pytest.raises(ModelUnreachable, match="refuses the key") as caught:
             await gateway.check(model.endpoint())
         assert "sk-real" not in str(caught.value)
+
+
+async def test_whoever_made_the_socket_may_close_it_too() -> None:
+    async def record(_: Turn) -> None:
+        pass
+
+    async with Gateway.open() as gateway, hand_made(says("a")) as model:
+        with listener() as sock:
+            port = sock.getsockname()[1]
+            async with gateway.lend(model.endpoint(), sock, limits=Limits(), mode="black_box", record=record):
+                pass
+            with pytest.raises(OSError):
+                await asyncio.open_connection("127.0.0.1", port)
+        with socket.socket() as again:
+            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            again.bind(("127.0.0.1", port))
+            again.listen()

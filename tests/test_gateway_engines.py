@@ -40,6 +40,7 @@ async def test_vllm_gives_a_trainable_turn_with_every_token(script: ScriptedTurn
         ("vllm-0.20", True, ""),
         ("vllm-0.12", True, "tokens captured, but the engine counted"),
         ("vllm-0.12", False, ""),
+        ("sglang", True, "token ids but"),
         ("sglang", False, ""),
         ("llamacpp", True, "neither token ids nor logprobs"),
         ("llamacpp", False, "no prompt token ids"),
@@ -49,7 +50,8 @@ async def test_other_engines_give_what_they_can_and_say_what_they_cannot(
     profile: str, stream: bool, reason: str
 ) -> None:
     async with ScriptedModel() as model, Gateway.open() as gateway:
-        endpoint = model.endpoint([CALLS], profile=profile)
+        # The scripted model signs no engine's name, so the catalog entry has to say it.
+        endpoint = model.endpoint([CALLS], profile=profile).model_copy(update={"kind": profile.partition("-")[0]})
         await gateway.check(endpoint)
         async with rig(endpoint, gateway=gateway) as gate:
             assert (await gate.ask(chat(stream=stream, tools=[TOOL]))).status == 200

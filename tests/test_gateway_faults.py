@@ -1,4 +1,4 @@
-"""The gateway on bad days: models that break, agents that leave, disks that are full."""
+"""The gateway on bad days: models that are not there, break, lie, or refuse."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ import asyncio
 import json
 import ssl
 import subprocess
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from hand_made import (
+    LOOPS,
     ROLE,
     Asked,
-    Rig,
     chat,
     chunked,
     event,
     hand_made,
+    hang,
     head,
-    listener,
     plain,
     rig,
     says,
@@ -32,31 +29,12 @@ from hand_made import (
     whole,
 )
 from rollcage.gateway import Gateway
-from rollcage.types import Limits, Turn
+from rollcage.types import Limits
 
 
-@pytest.fixture(
-    scope="module",
-    params=[("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})],
-    ids=["asyncio", "uvloop"],
-)
+@pytest.fixture(scope="module", params=LOOPS, ids=["asyncio", "uvloop"])
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     return request.param
-
-
-async def until(true: Callable[[], object]) -> None:
-    with anyio.fail_after(10):
-        while not true():
-            await asyncio.sleep(0.001)
-
-
-async def hang(_: Asked, writer: asyncio.StreamWriter) -> None:
-    await asyncio.Event().wait()
-
-
-async def half_a_stream(_: Asked, writer: asyncio.StreamWriter) -> None:
-    writer.write(head(Transfer_Encoding="chunked") + b"".join(map(chunked, whole("a", "b", "c")[:3])))
-    await asyncio.Event().wait()
 
 
 async def test_a_model_that_is_not_there_is_a_502_and_a_turn() -> None:
@@ -233,191 +211,6 @@ async def test_a_kept_connection_that_the_model_closed_is_replaced_without_the_a
     async with hand_made(answer) as model, rig(model.endpoint()) as gate:
         assert [(await gate.ask()).status for _ in range(2)] == [200, 200]
         assert (len(model.asked), model.connections, len(gate.recorded)) == (3, 2, 2)
-
-
-@pytest.mark.parametrize("silent", [hang, half_a_stream], ids=["before the first byte", "in mid-stream"])
-async def test_an_agent_that_hangs_up_cancels_the_model_at_once(silent: Any) -> None:
-    async with hand_made(silent) as model, rig(model.endpoint()) as gate:
-        async with gate.connect() as client:
-            client.writer.write(gate.request(chat()))
-            await model.arrived.wait()
-            if silent is half_a_stream:
-                await client.head()
-                await client.reader.readuntil(text_event("b", ids=[11])[-20:])
-        with anyio.fail_after(5):
-            await model.hung_up.wait()
-        await until(lambda: gate.recorded)
-        (turn,) = gate.recorded
-        assert turn.error == "agent hung up"
-        assert [t.text for t in turn.tokens] == (["a", "b"] if silent is half_a_stream else [])
-        assert gate.lease.last_failure is None
-        assert gate.gateway.connections == 0
-
-
-async def test_an_agent_that_leaves_after_done_leaves_a_whole_turn() -> None:
-    async with hand_made(says("a")) as model, rig(model.endpoint()) as gate:
-        for _ in range(50):
-            async with gate.connect() as client:
-                client.writer.write(gate.request(chat()))
-                await client.reader.readuntil(b"[DONE]")
-        await until(lambda: len(gate.recorded) == 50)
-        assert all(turn.trainable for turn in gate.recorded)
-
-
-@pytest.mark.parametrize("silent", [hang, half_a_stream], ids=["before the first byte", "in mid-stream"])
-async def test_the_end_of_the_lease_cuts_calls_in_flight_and_nothing_is_recorded_after(silent: Any) -> None:
-    async with hand_made(silent) as model, Gateway.open() as gateway:
-        async with rig(model.endpoint(), gateway=gateway) as gate:
-            clients = [await asyncio.open_connection("127.0.0.1", gate.port) for _ in range(5)]
-            for _, writer in clients:
-                writer.write(gate.request(chat()))
-            await until(lambda: len(model.asked) == 5)
-            if silent is half_a_stream:
-                for reader, _ in clients:
-                    await reader.readuntil(text_event("b", ids=[11])[-20:])
-        assert sorted(turn.index for turn in gate.recorded) == [0, 1, 2, 3, 4]
-        assert {turn.error for turn in gate.recorded} == {"cut off: the agent's time with the model was over"}
-        assert {len(turn.tokens) for turn in gate.recorded} == {2 if silent is half_a_stream else 0}
-        await until(lambda: gateway.connections == 0)
-        for reader, writer in clients:
-            with suppress(ConnectionError):
-                await reader.read(-1)
-            writer.close()
-        with pytest.raises(OSError):
-            await asyncio.open_connection("127.0.0.1", gate.port)
-        assert len(gate.recorded) == 5
-
-
-async def test_a_cancelled_rollout_still_records_what_it_had() -> None:
-    async with hand_made(half_a_stream) as model, Gateway.open() as gateway:
-        with anyio.CancelScope() as scope:
-            async with rig(model.endpoint(), gateway=gateway) as gate, gate.connect() as client:
-                client.writer.write(gate.request(chat()))
-                await client.reader.readuntil(text_event("b", ids=[11])[-20:])
-                scope.cancel()
-                await anyio.sleep_forever()
-        assert [len(turn.tokens) for turn in gate.recorded] == [2]
-
-
-async def test_a_full_disk_ends_the_agents_call_and_leaves_the_block() -> None:
-    async def full(_: Turn) -> None:
-        raise OSError(28, "No space left on device")
-
-    async with hand_made(says("a")) as model, Gateway.open() as gateway:
-        with pytest.raises(OSError, match="No space left"):
-            sock = listener()
-            port = sock.getsockname()[1]
-            async with gateway.lend(
-                model.endpoint(), sock, limits=Limits(), mode="transparent_proxy", record=full
-            ) as lease:
-                gate = Rig(gateway, lease, [], port)
-                reply = await gate.ask()
-                assert reply.cut
-                assert b"[DONE]" not in reply.body
-                assert (await gate.ask()).status == 400
-                assert len(model.asked) == 1
-
-
-async def test_a_slow_agent_slows_the_model_down() -> None:
-    block, sent = text_event("x" * 65536), 0
-
-    async def answer(_: Asked, writer: asyncio.StreamWriter) -> None:
-        nonlocal sent
-        writer.write(head(Transfer_Encoding="chunked"))
-        for _i in range(1000):
-            writer.write(chunked(block))
-            await writer.drain()
-            sent += 1
-        writer.write(b"0\r\n\r\n")
-
-    async with hand_made(answer) as model, rig(model.endpoint()) as gate, gate.connect() as client:
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        client.writer.write(gate.request(chat()))
-        await until(lambda: sent > 3)
-        before = -1
-        while sent != before:
-            before = sent
-            await asyncio.sleep(0.1)
-        assert sent < 700  # what the sockets hold between them
-        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-        reply = await client.reply()
-        assert reply.body == block * 1000
-
-
-async def test_strangers_and_strange_requests_are_answered_in_the_shape_agents_know() -> None:
-    async with hand_made(says("a")) as model, rig(model.endpoint()) as gate:
-        assert (await gate.ask(key="sk-wrong")).status == 401
-        unknown = await gate.ask(path="/v1/embeddings")
-        assert (unknown.status, unknown.json["error"]["type"]) == (404, "invalid_request_error")
-        assert [(await gate.ask(body)).status for body in (b"{", b"[1]", b"\xff\xfe", b"[" * 100_000)] == [400] * 4
-        key = f"Authorization: Bearer {gate.key}\r\n\r\n".encode()
-        async with gate.connect() as client:
-            assert (await client.ask(b"GET /v1/chat/completions HTTP/1.1\r\n" + key)).status == 405
-            assert (await client.ask(b"OPTIONS /v1/models HTTP/1.1\r\n" + key)).status == 200
-            assert (await client.ask(b"GET /v1/models?x=1 HTTP/1.1\r\n" + key)).json["data"][0]["id"] == "model"
-            client.writer.write(b"HEAD /v1/models HTTP/1.1\r\n" + key)
-            assert (await client.head())[0] == 200
-            assert (await client.ask(b"GET /v1/models/model HTTP/1.1\r\n" + key)).json["id"] == "model"
-        assert (model.asked, gate.recorded) == ([], [])
-
-
-@pytest.mark.parametrize(
-    ("sent", "status"),
-    [
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
-        (b"hello\r\n\r\n", 400),
-        (b"GET /v1/models HTTP/1.1\r\nX: " + b"a" * 100_000, 431),
-        (b"GET /v1/models HTTP/1.1\r\n" + b"X: y\r\n" * 300 + b"\r\n", 431),
-        (b"POST /v1/completions HTTP/1.1\r\nContent-Length: 67108865\r\n\r\n", 413),
-        (b"POST /v1/completions HTTP/1.1\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 400),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
-    ],
-)
-async def test_garbage_is_answered_and_the_connection_closed(sent: bytes, status: int) -> None:
-    async with hand_made(says("a")) as model, rig(model.endpoint()) as gate:
-        async with gate.connect() as client:
-            reply = await client.ask(sent)
-            assert (reply.status, await client.reader.read(-1)) == (status, b"")
-        assert (await gate.ask()).status == 200
-
-
-async def test_a_body_of_fifty_megabytes_goes_through_and_one_beyond_the_limit_does_not() -> None:
-    async with hand_made(says("a")) as model, rig(model.endpoint()) as gate:
-        big = "x" * (50 << 20)
-        assert (await gate.ask({"messages": [{"role": "user", "content": big}], "stream": True})).status == 200
-        assert model.asked[0].json["messages"][0]["content"] == big
-        async with gate.connect() as client:
-            client.writer.write(
-                b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n"
-                b"Authorization: Bearer " + gate.key.encode() + b"\r\n\r\n"
-            )
-            piece = chunked(b"x" * (1 << 20))
-            for _ in range(66):
-                client.writer.write(piece)
-                await client.writer.drain()
-            assert (await client.reply()).status == 413
-
-
-async def test_a_box_cannot_use_up_the_connections_of_everybody() -> None:
-    async with hand_made(says("a")) as model, rig(model.endpoint()) as gate:
-        many = [await asyncio.open_connection("127.0.0.1", gate.port) for _ in range(270)]
-        refused = await many[-1][0].read(-1)
-        assert b"503" in refused
-        for _, writer in many:
-            writer.close()
-        for _, writer in many:
-            with suppress(ConnectionError):
-                await writer.wait_closed()
-        assert (await gate.ask()).status == 200
-
-
-async def test_a_lone_surrogate_from_a_javascript_agent_is_no_reason_to_fail() -> None:
-    async with hand_made(says("a")) as model, rig(model.endpoint()) as gate:
-        reply = await gate.ask(b'{"messages": [{"role": "user", "content": "half an emoji: \\ud83d"}], "stream": true}')
-        assert reply.status == 200
-        assert gate.recorded[0].request["messages"][0]["content"] == "half an emoji: �"
-        assert gate.recorded[0].request == model.asked[0].json
 
 
 async def test_an_engine_that_refuses_a_field_we_added_is_asked_without_it_from_then_on() -> None:

@@ -39,9 +39,11 @@ async def test_a_command_has_exactly_the_environment_it_was_given(tmp_path: Path
 async def test_standard_streams_are_pipes_and_nothing_else_is_inherited(tmp_path: Path) -> None:
     # Trap 4: bubblewrap hands every descriptor it inherits to the command, namespaces included.
     look = "import os;print([(n, os.readlink(f'/proc/self/fd/{n}')[:5]) for n in os.listdir('/proc/self/fd')[:3]])"
-    async with a_box(tmp_path) as box:
-        ran = await python(box, look + ";print(len(os.listdir('/proc/self/fd')))")
-        assert ran.stdout.text == "[('0', 'pipe:'), ('1', 'pipe:'), ('2', 'pipe:')]\n4\n"
+    with open("/etc/passwd") as ours:
+        os.set_inheritable(ours.fileno(), True)
+        async with a_box(tmp_path) as box:
+            ran = await python(box, look + ";print(len(os.listdir('/proc/self/fd')))")
+            assert ran.stdout.text == "[('0', 'pipe:'), ('1', 'pipe:'), ('2', 'pipe:')]\n4\n"
 
 
 async def test_exit_codes_are_those_a_shell_would_give(tmp_path: Path) -> None:

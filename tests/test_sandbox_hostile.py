@@ -20,6 +20,7 @@ from boxes import ROOT, a_box, living, python
 from rollcage.errors import SandboxError
 from rollcage.sandboxes import seccomp
 from rollcage.sandboxes.base import run, sh
+from rollcage.sandboxes.box import LocalBox
 from rollcage.sandboxes.local import LocalProvider
 from rollcage.types import SandboxSpec
 
@@ -124,12 +125,11 @@ async def test_every_way_out_is_refused(tmp_path: Path) -> None:
         }
         head = PRELUDE + "".join(f"{name} = {value!r}\n" for name, value in names.items())
         checks = "".join(
-            f"try:\n    {attempt}\n    print({name!r})\nexcept OSError as error:\n    refused += 1\n"
+            f"try:\n    {attempt}\n    print({name!r})\nexcept (OSError, ValueError):\n    refused += 1\n"
             for name, attempt in DENIED.items()
-        ).replace("raise a limit", "raise a limit")
+        )
         try:
             async with a_box(tmp_path / "state") as box:
-                checks = checks.replace("except OSError as error", "except (OSError, ValueError) as error")
                 ran = await python(box, f"{head}refused = 0\n{checks}print(refused)")
                 assert (ran.stdout.text, ran.stderr.text) == (f"{len(DENIED)}\n", "")
         finally:
@@ -144,13 +144,8 @@ async def test_the_first_process_tells_nothing_of_the_host(tmp_path: Path) -> No
             ran = await sh(box, "cat /proc/1/environ; cat /proc/1/cmdline /proc/self/mountinfo; ls /proc")
     finally:
         del os.environ["ROLLCAGE_TEST_SECRET"]
-    assert (await _nothing(ran.stdout.text, "hidden", str(tmp_path), "/root", "state")) is None
+    assert "hidden" not in ran.stdout.text and str(tmp_path) not in ran.stdout.text
     assert "\0/usr/bin/env\0" in ran.stdout.text
-
-
-async def _nothing(text: str, *words: str) -> None:
-    for word in words:
-        assert word not in text
 
 
 async def test_a_command_has_no_capability_and_is_filtered(tmp_path: Path) -> None:
@@ -184,7 +179,7 @@ async def test_a_fork_bomb_stops_at_its_limit_and_other_boxes_do_not_notice(tmp_
         boxes = SandboxSpec(pids=64)
         async with provider.open(boxes) as first, provider.open(boxes) as second:
             count = (
-                "import os,time\nn=0\ntry:\n  while n<500:\n    if os.fork()==0: time.sleep(30); os._exit(0)\n    n+=1\n"
+                "import os,time\nn=0\ntry:\n  while n<500:\n    if os.fork()==0: time.sleep(30)\n    n+=1\n"
                 "except OSError as e: print(n, e.errno, flush=True)\n"
             )
             async with first.spawn(["bash", "-c", hold]) as holding:
@@ -245,19 +240,21 @@ async def test_a_full_disk_is_the_boxs_own_trouble(tmp_path: Path) -> None:
         await box.write("/home/user/more", b"x" * (4 << 20))
 
 
+async def _take_both(first: LocalBox, second: LocalBox, take: str) -> None:
+    async with first.spawn(["python3", "-I", "-c", take]) as process:
+        assert int(await process.stdout.receive()) >= 4
+        assert int((await python(second, take)).stdout.text) >= 1
+
+
 async def test_one_box_cannot_take_all_inotify_instances(tmp_path: Path) -> None:
     # Trap 11: the host's limit is shared by all boxes, as they are one host user.
     take = (
         "import ctypes,sys\nn=0\nwhile ctypes.CDLL(None).inotify_init()>=0 and n<2000: n+=1\n"
         "print(n,flush=True)\nsys.stdin.read()"
     )
-    async with LocalProvider(tmp_path) as provider:
-        async with provider.open(SandboxSpec()) as first, provider.open(SandboxSpec()) as second:
-            async with first.spawn(["python3", "-I", "-c", take]) as process:
-                greedy = int(await process.stdout.receive())
-                ran = await python(second, take)
-                assert greedy >= 4
-                assert int(ran.stdout.text) >= 1
+    spec = SandboxSpec()
+    async with LocalProvider(tmp_path) as provider, provider.open(spec) as first, provider.open(spec) as second:
+        await _take_both(first, second, take)
 
 
 async def test_a_command_that_attacks_its_first_process_harms_itself_only(tmp_path: Path) -> None:
@@ -278,7 +275,8 @@ from rollcage.sandboxes.local import LocalProvider
 from rollcage.types import SandboxSpec
 async def main():
     async with LocalProvider(Path(sys.argv[1])) as provider, provider.open(SandboxSpec()) as box:
-        async with box.spawn(["bash", "-c", f"setsid sleep {sys.argv[2]} & echo up; exec sleep {sys.argv[2]}"]) as process:
+        sleep = f"sleep {sys.argv[2]}"
+        async with box.spawn(["bash", "-c", f"setsid {sleep} & echo up; exec {sleep}"]) as process:
             print((await process.stdout.receive()).decode(), flush=True)
             await process.wait()
 anyio.run(main)
@@ -295,17 +293,16 @@ def test_killing_this_program_leaves_no_process_and_its_cgroups_go_with_the_next
     child.send_signal(signal.SIGKILL)
     child.wait()
     deadline = time.monotonic() + 10
-    while (living(marker) or living(f"main() {tmp_path}")) and time.monotonic() < deadline:
+    while (living(marker) or living(str(tmp_path))) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert living(marker) == []
-    assert [pid for pid in living(str(tmp_path)) if pid != os.getpid()] == []
+    assert living(marker) == [] and living(str(tmp_path)) == []
 
     async def again() -> None:
         async with a_box(tmp_path):
             pass
 
     anyio.run(again)
-    assert [path for path in Path("/sys/fs/cgroup").rglob(f"rollcage-{child.pid}-*")] == []
+    assert list(Path("/sys/fs/cgroup").rglob(f"rollcage-{child.pid}-*")) == []
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
@@ -338,7 +335,8 @@ def main():
         p = await asyncio.create_subprocess_exec('true'); return await p.wait()
     assert asyncio.run(child()) == 0
     assert pty.spawn(['true']) == 0
-    a, b = socket.socketpair(); server = socket.create_server(('127.0.0.1', 0)); socket.create_connection(server.getsockname())
+    a, b = socket.socketpair()
+    server = socket.create_server(('127.0.0.1', 0)); socket.create_connection(server.getsockname())
     print('fine')
 if __name__ == '__main__': main()
 """

@@ -44,7 +44,7 @@ class OpenCode:
     """The agent `opencode`."""
 
     name = "opencode"
-    own_paths = tuple(
+    own_paths: Sequence[str] = tuple(
         f"{HOME}/{path}"
         for path in (
             ".opencode",

@@ -21,7 +21,7 @@ class Shell:
 
     name = "shell"
     version = "1"
-    own_paths = ()
+    own_paths: Sequence[str] = ()
 
     def layers(self) -> Sequence[Layer]:
         """None."""

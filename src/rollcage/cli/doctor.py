@@ -16,7 +16,7 @@ from rich.text import Text
 
 from rollcage.cli import codes
 from rollcage.cli.narrator import BAD, DIM, GOOD, STRONG, WARN, Marks, counted
-from rollcage.cli.output import environment, write_json
+from rollcage.cli.output import environment, program, write_json
 from rollcage.cli.parts import agent, provider
 from rollcage.cli.request import endpoint_request
 from rollcage.cli.screen import Screen, marks_for, screen
@@ -67,7 +67,7 @@ async def _doctor(settings: Settings, request: EndpointRequest, as_json: bool) -
     if as_json:
         write_json({"ready": not bad, "findings": [finding.model_dump(mode="json") for finding in found]})
     else:
-        last = f"{counted(len(bad), 'thing')} to fix" if bad else "ready: rollcage run examples/paginate.toml"
+        last = f"{counted(len(bad), 'thing')} to fix" if bad else f"ready: {program()} run examples/paginate.toml"
         console.print(Text(last, style=f"{STRONG} {BAD if bad else GOOD}"))
     return codes.NOT_READY if bad else codes.SUCCEEDED
 
@@ -130,7 +130,7 @@ async def _agent(settings: Settings) -> Finding:
     except RollcageError as error:
         return Finding(name="agent", ok=False, detail=str(error))
     if missing:
-        return Finding(name="agent", ok=False, detail=f"{name} is not prepared", remedy="run: rollcage setup")
+        return Finding(name="agent", ok=False, detail=f"{name} is not prepared", remedy=f"run: {program()} setup")
     return Finding(name="agent", ok=True, detail=f"{name} is prepared")
 
 
@@ -186,7 +186,7 @@ async def _setup(settings: Settings, check: bool, as_json: bool) -> int:
     missing = await _missing(here.layers(), layers)
     if check and missing:
         names = ", ".join(layer.name for layer in missing)
-        raise SetupError(f"not prepared yet: {names}; run: rollcage setup")
+        raise SetupError(f"not prepared yet: {names}; run: {program()} setup")
     started = time.monotonic()
     for layer in missing:
         if not as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import sys
 from typing import Any, Literal
 
@@ -26,6 +27,13 @@ def environment() -> Settings:
         # Without any handler, Python writes warnings and tracebacks of libraries to stderr.
         logging.getLogger().addHandler(logging.NullHandler())
     return settings
+
+
+def program() -> str:
+    """How to call this command again: its name where the shell finds it, else its path from here."""
+    if shutil.which("rollcage") or not sys.argv[0].endswith("rollcage"):
+        return "rollcage"
+    return min(sys.argv[0], os.path.relpath(sys.argv[0]), key=len)
 
 
 def write_json(document: BaseModel | list[Any] | dict[str, Any]) -> None:
@@ -65,7 +73,9 @@ class Output:
             marks = self.view.narrator.marks
             whole = self._style == "view"
             self.view.console.put(
-                summary_of(rollout, marks, self._settings.log_path, told=True) if whole else headline(rollout, marks)
+                summary_of(rollout, marks, self._settings.log_path, told=True, program=program())
+                if whole
+                else headline(rollout, marks)
             )
         if self._style == "json":
             write_json(result_of(rollout))

@@ -8,10 +8,10 @@ from typing import Literal
 import anyio
 
 from rollcage.cli import codes
-from rollcage.cli.output import environment, write_json
+from rollcage.cli.output import environment, program, write_json
 from rollcage.cli.parts import opened_log
 from rollcage.cli.screen import marks_for, screen
-from rollcage.cli.summary import event_lines, list_table, summary_of, turn_details, turns_table
+from rollcage.cli.summary import event_lines, list_table, summary_of, turn_details
 from rollcage.result import result_of
 from rollcage.settings import Settings
 
@@ -39,7 +39,7 @@ async def _ls(settings: Settings, limit: int, open_only: bool, as_json: bool) ->
         screen(settings).put([list_table(rows, time.time())])
     else:
         what = "no rollout is running" if open_only else "no rollouts yet"
-        print(f"{what} in {settings.home}; try: rollcage run examples/paginate.toml")
+        print(f"{what} in {settings.home}; try: {program()} run examples/paginate.toml")
     return codes.SUCCEEDED
 
 
@@ -60,7 +60,7 @@ async def _show(settings: Settings, prefix: str, part: Part, as_json: bool) -> i
             for line in event_lines(entries):
                 console.print(line, soft_wrap=True)
         elif part == "turns":
-            console.put([turns_table(rollout.turns, marks), "", *turn_details(rollout.turns, marks)])
+            console.put(turn_details(rollout, marks))
         else:
-            console.put(summary_of(rollout, marks, settings.log_path))
+            console.put(summary_of(rollout, marks, settings.log_path, program=program()))
     return codes.SUCCEEDED

@@ -42,12 +42,13 @@ def headline(rollout: Rollout, marks: Marks) -> Iterator[Text]:
     yield _verdict(rollout, marks)
     if rollout.error:
         yield Text(f"  {one_line(rollout.error, 1000)}", style=_outcome_style(rollout))
-    if rollout.job.model.kind == "scripted":
-        yield Text(f"  {SCRIPTED}", style=f"{STRONG} {WARN}")
+    yield from _scripted(rollout)
 
 
-def summary_of(rollout: Rollout, marks: Marks, log_path: Path, *, told: bool = False) -> Iterator[RenderableType]:
-    """The whole summary of one rollout; `told` leaves out what the live view has shown."""
+def summary_of(
+    rollout: Rollout, marks: Marks, log_path: Path, *, told: bool = False, program: str = "rollcage"
+) -> Iterator[RenderableType]:
+    """The whole summary of one rollout; `told` leaves out what the live view has shown, `program` is how to call us."""
     yield from headline(rollout, marks)
     for title, body in (
         ("turns", turns_table(rollout.turns, marks) if rollout.turns else None),
@@ -56,7 +57,7 @@ def summary_of(rollout: Rollout, marks: Marks, log_path: Path, *, told: bool = F
         ("noticed", _noticed(rollout) if rollout.noticed and not told else None),
         ("files", _files(rollout) if rollout.files or rollout.files_extra else None),
         ("time", _timings(rollout, marks) if rollout.timings else None),
-        ("log", _where(rollout, log_path)),
+        ("log", _where(rollout, log_path, program)),
     ):
         if body is not None:
             yield Text("")
@@ -91,9 +92,12 @@ def turns_table(turns: Sequence[Turn], marks: Marks) -> Table:
     return table
 
 
-def turn_details(turns: Iterable[Turn], marks: Marks) -> Iterator[RenderableType]:
+def turn_details(rollout: Rollout, marks: Marks) -> Iterator[RenderableType]:
     """What the model said in each turn, whole."""
-    for turn in turns:
+    yield from _scripted(rollout)
+    yield turns_table(rollout.turns, marks)
+    yield Text("")
+    for turn in rollout.turns:
         sizes = f"{prompt_tokens(turn):,} {marks.arrow} {counted(completion_tokens(turn), 'token')}"
         head = Text.assemble((f"{marks.turn} turn {turn.index + 1}", STRONG), (f"  {sizes}  ", DIM))
         head.append(one_line(turn.error or turn.finish_reason or "cut", 200), style=BAD if turn.error else DIM)
@@ -146,6 +150,11 @@ def list_table(rows: Sequence[Summary], now: float) -> Table:
     return table
 
 
+def _scripted(rollout: Rollout) -> Iterator[Text]:
+    if rollout.job.model.kind == "scripted":
+        yield Text(f"  {SCRIPTED}", style=f"{STRONG} {WARN}")
+
+
 def _verdict(rollout: Rollout, marks: Marks) -> Text:
     style = _outcome_style(rollout)
     state = rollout.outcome.value if rollout.outcome else f"running: {rollout.stage.value}"
@@ -194,10 +203,10 @@ def _noticed(rollout: Rollout) -> Group:
 def _files(rollout: Rollout) -> Group:
     staged = {name: text for name, text in rollout.job.task.files.items() if not name.startswith("/")}
     lines = []
+    # What is not among the task's files may have come from setup as well as from the agent.
+    fresh = ("", DIM) if rollout.setup else ("new", GOOD)
     for name, text in sorted(rollout.files.items())[:FILES_SHOWN]:
-        what, style = (
-            ("new", GOOD) if name not in staged else ("same", DIM) if staged[name] == text else ("changed", WARN)
-        )
+        what, style = fresh if name not in staged else ("same", DIM) if staged[name] == text else ("changed", WARN)
         count = counted(len(text.splitlines()), "line")
         lines.append(Text.assemble((f"{what:<8}", style), one_line(name, 100), (f"  {count}", DIM)))
     if len(rollout.files) > FILES_SHOWN:
@@ -222,12 +231,12 @@ def _timings(rollout: Rollout, marks: Marks) -> Table:
     return table
 
 
-def _where(rollout: Rollout, log_path: Path) -> Group:
+def _where(rollout: Rollout, log_path: Path, program: str) -> Group:
     name = one_line(rollout.id, 80)
     rows = [("what the model said", "--turns"), ("every event", "--events"), ("for programs", "--json")]
     return Group(
         Text(f"{log_path} has all {counted(rollout.last_seq, 'entry')} of {name}"),
-        *(Text.assemble((f"{f'rollcage show {name} {flag}':<44}", ACCENT), (what, DIM)) for what, flag in rows),
+        *(Text.assemble((f"{program} show {name} {flag:<10}", ACCENT), (what, DIM)) for what, flag in rows),
     )
 
 

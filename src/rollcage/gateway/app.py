@@ -14,7 +14,7 @@ from rollcage.errors import ModelUnreachable
 from rollcage.gateway.engines import HOSTED, Known, engine_of, guess
 from rollcage.gateway.lease import Lease, Record
 from rollcage.gateway.relay import Way
-from rollcage.gateway.upstream import Target, Upstream, UpstreamError
+from rollcage.gateway.upstream import Target, Upstream, UpstreamError, headers_for
 from rollcage.types import Endpoint, Limits
 
 CHECK_TIMEOUT_S = 5.0
@@ -54,6 +54,10 @@ class Gateway:
         now = asyncio.get_running_loop().time()
         since, probe = self._probes.get(name, (0.0, None))
         if probe is None or (probe.done() and (now - since > CHECK_AGE_S or not _good(probe))):
+            # Keys come and go with rollouts (the scripted model's do): what is stale must not pile up.
+            stale = [key for key, (then, old) in self._probes.items() if old.done() and now - then > CHECK_AGE_S]
+            for key in stale:
+                del self._probes[key]
             probe = asyncio.get_running_loop().create_task(self._probe(endpoint))
             self._probes[name] = (now, probe)
         # Many rollouts may wait for this one answer; none of them may take it away from the others.
@@ -114,9 +118,7 @@ class Gateway:
         return b""
 
     async def _get(self, endpoint: Endpoint, base_url: str, path: str) -> tuple[int, bytes]:
-        headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "rollcage"}
-        if key := endpoint.key.get_secret_value():
-            headers["Authorization"] = f"Bearer {key}"
+        headers = {**headers_for(endpoint), "Accept": "application/json"}
         target = Target.of(base_url, path)
         exchange = await self._upstream.open(target, target.head("GET", headers, None), b"")
         pieces: list[bytes] = []

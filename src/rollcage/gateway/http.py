@@ -20,6 +20,8 @@ from rollcage.gateway.policy import problem
 BODY_LIMIT = 64 << 20
 HEAD_LIMIT = 64 << 10
 HEADER_COUNT = 200
+CHECKED_BEYOND = 1 << 20
+"""Bodies up to this size are taken without a look at what the other clients send."""
 PIPELINED = 32
 LINGER_S = 2.0
 """How long a refused sender may go on sending before it is cut: time to read why."""
@@ -61,6 +63,9 @@ class Host(Protocol):
 
     def connected(self, connection: Connection) -> bool:
         """A client is there; false turns it away."""
+
+    def has_room(self) -> bool:
+        """Whether what all clients together have sent may grow further."""
 
     def requested(self, connection: Connection, request: Request) -> None:
         """A whole request is in. It is answered with `reply`, or `begin`, `send` ... `finish`; or cut."""
@@ -114,6 +119,12 @@ class Connection(asyncio.Protocol):
     def cut(self) -> None:
         """End the connection at once, in the middle of whatever it carries."""
         self._transport.abort()
+
+    @property
+    def held(self) -> int:
+        """Bytes of bodies that are kept for this client."""
+        waiting = sum(len(request.body) for request in self._waiting)
+        return self._size + waiting + (len(self._current.body) if self._current is not None else 0)
 
     @property
     def begun(self) -> bool:
@@ -196,6 +207,8 @@ class Connection(asyncio.Protocol):
         self._size += len(data)
         if self._size > BODY_LIMIT:
             raise _TooMuch(413, f"the request is larger than {BODY_LIMIT >> 20} MB")
+        if self._size > CHECKED_BEYOND and not self._host.has_room():
+            raise _TooMuch(413, "too much is being sent at once")
         self._body.append(data)
 
     def on_message_complete(self) -> None:
@@ -237,6 +250,7 @@ class Connection(asyncio.Protocol):
     def _refuse(self, status: int, message: str) -> None:
         """Say why and close, once what is being answered is answered."""
         self._refused = True
+        self._body, self._size = [], 0
         if self._current is not None:
             return
         body = problem(message)

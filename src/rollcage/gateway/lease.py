@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from rollcage.gateway.http import Connection, Request
-from rollcage.gateway.policy import problem, refusal
+from rollcage.gateway.policy import limit_reached, problem, refusal
 from rollcage.gateway.relay import HUNG_UP, Relay, Way
 from rollcage.gateway.shapes import object_of
 from rollcage.types import Endpoint, Turn
@@ -21,6 +21,8 @@ MODEL = "model"
 """The name a box knows every model by: agents choose prompts and tools by the model's name."""
 CONNECTIONS = 256
 """How many a box may have open: it must not use up the descriptors of everybody."""
+INBOUND_LIMIT = 256 << 20
+"""How much a box may have us hold of what it sends, on all its connections together."""
 ENDED = "cut off: the agent's time with the model was over"
 
 Record = Callable[[Turn], Awaitable[None]]
@@ -41,12 +43,16 @@ class Lease:
     last_failure: Turn | None
     """The last call that broke upstream, if no good one came after it."""
 
+    limit_reached: str
+    """The limit that a call was refused for, in words; empty where none was."""
+
     def __init__(self, way: Way, sock: socket.socket, record: Record) -> None:
         self._way, self._sock, self._record = way, sock, record
         self._key = f"sk-{secrets.token_urlsafe(24)}"
         self.endpoint = Endpoint.model_validate({"base_url": _address(sock), "model": MODEL, "key": self._key})
         self.turns = self.generated_tokens = 0
         self.last_failure = None
+        self.limit_reached = ""
         self._index = self._answered = 0
         self._connections: set[Connection] = set()
         self._relays: dict[Connection, Relay] = {}
@@ -96,6 +102,10 @@ class Lease:
         if self._closed and not self._connections:
             self._gone.set()
 
+    def has_room(self) -> bool:
+        """Whether what the box has sent and is not yet passed on may grow further."""
+        return sum(connection.held for connection in self._connections) <= INBOUND_LIMIT
+
     def requested(self, connection: Connection, request: Request) -> None:
         """A whole request is in."""
         allowed = _ROUTES.get(request.path)
@@ -131,7 +141,9 @@ class Lease:
         elif self.failure is not None:
             refused = problem("the log of this rollout cannot be written")
         else:
+            reached = limit_reached(limits, turns=under_way, spent=self.generated_tokens)
             refused = refusal(limits, turns=under_way, spent=self.generated_tokens)
+            self.limit_reached = self.limit_reached or reached
         if refused is not None or body is None:
             self._relays.pop(connection, None)
             connection.reply(400, refused or b"")

@@ -50,16 +50,22 @@ def added(body: JsonObject, sent: JsonObject, engine: Engine) -> JsonObject:
     return {name: sent[name] for name in asked if name in sent and name not in body}
 
 
-def refusal(limits: Limits, *, turns: int, spent: int) -> bytes | None:
-    """The answer to a call that is one too many; null where it may go on.
+def limit_reached(limits: Limits, *, turns: int, spent: int) -> str:
+    """Which limit a further call would go beyond, in words; empty where it may go on.
 
     The words matter: agents retry on errors that look passing, by status or by text, and this one must make them stop.
     """
     if limits.max_turns and turns >= limits.max_turns:
-        return problem("turn limit reached")
+        return "turn limit reached"
     if limits.token_budget and spent >= limits.token_budget:
-        return problem("token budget used up")
-    return None
+        return "token budget used up"
+    return ""
+
+
+def refusal(limits: Limits, *, turns: int, spent: int) -> bytes | None:
+    """The body of the 400 for a call that is one too many; null where it may go on."""
+    reached = limit_reached(limits, turns=turns, spent=spent)
+    return problem(reached) if reached else None
 
 
 def problem(message: str, kind: str = "invalid_request_error") -> bytes:

@@ -16,7 +16,7 @@ from rollcage.gateway.capture import Answer, Call, End
 from rollcage.gateway.engines import Engine, Known, refused_field, wants_modern_cap
 from rollcage.gateway.http import Connection, Request
 from rollcage.gateway.policy import added, origin_of, outgoing, problem
-from rollcage.gateway.upstream import Exchange, Target, Upstream, UpstreamError
+from rollcage.gateway.upstream import Exchange, Target, Upstream, UpstreamError, headers_for
 from rollcage.types import Endpoint, JsonObject, Limits, Turn
 
 HUNG_UP = "agent hung up"
@@ -156,14 +156,8 @@ class Relay:
         endpoint = self._way.endpoint
         target = Target.of(endpoint.base_url, self._request.path.removeprefix("/v1"))
         payload = msgspec.json.encode(sent)
-        headers = {
-            "Accept": self._request.headers.get("accept", "*/*"),
-            "Accept-Encoding": "identity",
-            "Content-Type": "application/json",
-            "User-Agent": "rollcage",
-        }
-        if key := endpoint.key.get_secret_value():
-            headers["Authorization"] = f"Bearer {key}"
+        accepted = self._request.headers.get("accept", "*/*")
+        headers = {**headers_for(endpoint), "Accept": accepted, "Content-Type": "application/json"}
         return await self._way.upstream.open(target, target.head("POST", headers, len(payload)), payload)
 
     async def _pass_on(self, exchange: Exchange) -> str | None:

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from rollcage.types import Endpoint
+
 CONNECT_TIMEOUT_S = 10.0
 IDLE_S = 60.0
 HEAD_LIMIT = 256 << 10
@@ -55,6 +57,14 @@ class Target(NamedTuple):
         if length is not None:
             lines.append(f"Content-Length: {length}")
         return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace")
+
+
+def headers_for(endpoint: Endpoint) -> dict[str, str]:
+    """What every request to an endpoint carries: the one place where the real key leaves this process."""
+    headers = {"Accept-Encoding": "identity", "User-Agent": "rollcage"}
+    if key := endpoint.key.get_secret_value().strip():
+        headers["Authorization"] = f"Bearer {key}"
+    return headers
 
 
 class Exchange(asyncio.Protocol):
@@ -181,7 +191,7 @@ class Exchange(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < 200:
+        if status < 200 or self._complete:
             return  # 100 Continue, 103 Early Hints: the answer proper is still to come
         self.status = status
         if self._head_in is not None and not self._head_in.done():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -61,6 +62,8 @@ class Groups:
         """Finds where we may write, and removes what dead processes left there."""
         self._own = f"{_PREFIX}{os.getpid()}-{_started(os.getpid())}-{time.monotonic_ns():x}"
         self._trees: list[Hierarchy] = []
+        self.close = weakref.finalize(self, _clear, self._trees)
+        """Removes our folders; done at the end of the program at the latest."""
         info, membership = Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
         for version, names, mount, own in places(info, membership):
             missing = tuple(name for name in names if name not in self.controllers)
@@ -102,12 +105,6 @@ class Groups:
         """Where the groups are."""
         return tuple(self._trees)
 
-    def close(self) -> None:
-        """Remove our folders."""
-        for tree in self._trees:
-            _remove(tree.folder)
-        self._trees = []
-
 
 @dataclass
 class Group:
@@ -132,6 +129,12 @@ class Group:
         for folder in self.folders:
             _remove(folder)
         self.joins, self.folders = [], []
+
+
+def _clear(trees: list[Hierarchy]) -> None:
+    for tree in trees:
+        _remove(tree.folder)
+    trees.clear()
 
 
 def _settings(version: int, wanted: Iterable[str], spec: SandboxSpec) -> dict[str, str]:

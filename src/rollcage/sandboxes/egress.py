@@ -52,6 +52,7 @@ async def egress(box: Sandbox, hosts: Sequence[str]) -> AsyncIterator[dict[str, 
             with anyio.CancelScope(shield=True):
                 server.close()
                 await proxy.cut()
+                await server.wait_closed()
 
 
 class _Proxy:
@@ -82,7 +83,7 @@ class _Proxy:
             writer.transport.abort()
         finally:
             self._serving.discard(task)
-            writer.close()
+            await _close(writer)
 
     async def cut(self) -> None:
         """End every connection now."""
@@ -184,7 +185,13 @@ async def _relay(
         far_writer.transport.abort()
         raise
     finally:
-        far_writer.close()
+        await _close(far_writer)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
 
 
 async def _carry(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:

@@ -50,9 +50,9 @@ class Tokens(NamedTuple):
 class Answer:
     """An answer as it comes in."""
 
-    def __init__(self, id: str) -> None:
-        """`id` makes names for calls that the engine left without one."""
-        self._id = id
+    def __init__(self) -> None:
+        self.id = ""
+        """Makes names for calls that the engine left without one."""
         self.calls: list[Call] = []
         self.finish_reason: str | None = None
         self.stop: str | None = None
@@ -95,9 +95,9 @@ class Answer:
 
     def settle(self, call: Call) -> Call:
         """Give a call that is about to be shown an id of its own, if the engine gave it none or gave it twice."""
-        taken = {other.id for other in self.calls if other is not call}
-        if not call.id or call.id in taken:
-            call.id = f"{call.id or f'call_{self._id}'}_{self.calls.index(call)}"
+        place = self.calls.index(call)
+        if not call.id or any(other.id == call.id for other in self.calls[:place]):
+            call.id = f"{call.id or f'call_{self.id}'}_{place}"
         return call
 
     def _add_call(self, piece: JsonObject, whole: bool) -> tuple[Call, str]:

@@ -19,13 +19,16 @@ _HOME = f"/root{HOME}"
 _TMP = "/root/tmp"
 _DISK = "/disk"
 _FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV
-_INODES = "200k"
+_MOST_INODES = 200 << 10
+_LEAST_INODES = 16 << 10
+_SPARE_INODES = 1 << 10
+"""Added whenever we have to work on the disk, so that an agent who used up all cannot prevent it."""
 
 
 def prepare(disk: int, layers: int) -> None:
     """Make the disk and mount the first home."""
     os.mkdir(_DISK)
-    kernel.mount("tmpfs", _DISK, "tmpfs", _FLAGS, f"mode=0755,size={disk},nr_inodes={_INODES}")
+    kernel.mount("tmpfs", _DISK, "tmpfs", _FLAGS, f"mode=0755,size={disk},nr_inodes={_inodes(disk)}")
     os.mkdir(f"{_DISK}/none")
     try:
         # Overlay marks replaced folders this way; without it, `rm -r folder && mkdir folder` would fail in the box.
@@ -40,11 +43,21 @@ def empty_tmp(size: int, *, first: bool = False) -> None:
     """Put a fresh /tmp in place."""
     if not first:
         kernel.detach(_TMP)
-    kernel.mount("tmpfs", _TMP, "tmpfs", _FLAGS, f"mode=1777,size={size},nr_inodes={_INODES}")
+    kernel.mount("tmpfs", _TMP, "tmpfs", _FLAGS, f"mode=1777,size={size},nr_inodes={_inodes(size)}")
+
+
+def _inodes(size: int) -> int:
+    return max(_LEAST_INODES, min(_MOST_INODES, size >> 12))
+
+
+def _make_room() -> None:
+    disk = os.statvfs(_DISK)
+    kernel.mount("tmpfs", _DISK, flags=kernel.MS_REMOUNT | _FLAGS, options=f"nr_inodes={disk.f_files + _SPARE_INODES}")
 
 
 def checkpoint(upper: int, frozen: Sequence[int], layers: int) -> None:
     """Freeze `upper` (above the already frozen ones) and lay upper + 1 over it."""
+    _make_room()
     kernel.detach(_HOME)
     _make_upper(upper + 1, _mode(upper))
     _mount(upper + 1, (upper, *frozen), layers)
@@ -55,6 +68,7 @@ def rewind(upper: int, frozen: Sequence[int], layers: int, keep: Sequence[str]) 
     kept = {tuple(part for part in path[len(HOME) :].split("/") if part) for path in keep}
     kept = {path for path in kept if not any(path[:size] in kept for size in range(len(path)))}
     fresh = upper + 1
+    _make_room()
     if () in kept:
         kernel.detach(_HOME)
         os.rename(f"{_DISK}/{upper}", f"{_DISK}/{fresh}")

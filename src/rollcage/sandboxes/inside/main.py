@@ -23,9 +23,9 @@ MOST_BYTES = 64
 def main() -> None:
     """Serve the socket that is standard input. Arguments: parent's pid, layer folder, bwrap's path, uid or -."""
     parent, layers, bwrap_path, uid = sys.argv[2:6]
+    os.closerange(3, 1 << 20)
     watch = os.pidfd_open(int(parent))
     control = socket.socket(fileno=0)
-    os.closerange(max(3, watch + 1), 1 << 16)
     os.setsid()
     os.umask(0o022)
     bwrap = os.open(bwrap_path, os.O_PATH | os.O_CLOEXEC)

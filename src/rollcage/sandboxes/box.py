@@ -1,0 +1,267 @@
+"""One local box: everything that can be asked of it, as orders to the keeper."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from errno import EADDRINUSE, ENOENT, ENOSPC, ENOTDIR, EROFS
+from pathlib import PurePosixPath
+
+import anyio
+import anyio.lowlevel
+
+from rollcage.errors import FileMissing, SandboxError, SandboxLost
+from rollcage.sandboxes import seccomp
+from rollcage.sandboxes.base import PATH
+from rollcage.sandboxes.cgroups import Group
+from rollcage.sandboxes.keeper import Answer, InMemory, Keeper, Refusal
+from rollcage.sandboxes.process import LocalProcess
+from rollcage.types import HOME, SandboxSpec
+
+ENVIRONMENT = {"PATH": PATH, "HOME": HOME, "USER": "user", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
+"""What every command gets, and nothing else unless its caller says so."""
+
+_BWRAP = (
+    "--unshare-user --disable-userns --unshare-pid --unshare-ipc --unshare-uts --unshare-cgroup-try "
+    "--die-with-parent --new-session --cap-drop ALL --uid 1000 --gid 1000 --hostname box --clearenv"
+).split()
+_PROGRAM = ("/usr/bin/env", "-u", "PWD", "--")
+"""bubblewrap adds PWD to every environment; `env` takes it away again, and gives the usual 126 and 127."""
+_OWN_PIDS = 8
+_CHUNK = 1 << 20
+
+
+class LocalBox:
+    """One box. Nothing runs in it but what is being spawned; idle, it is three descriptors and a little tmpfs."""
+
+    def __init__(
+        self,
+        name: str,
+        keeper: Keeper,
+        namespaces: Sequence[int],
+        limits: tuple[Group, tuple[str, ...]],
+        shape: tuple[SandboxSpec, int],
+    ) -> None:
+        """Made by the provider: `limits` are its cgroups and what they control, `shape` its spec and layer count."""
+        self._id = name
+        self._keeper = keeper
+        self._user, self._mnt, self._net = namespaces
+        self._group, controllers = limits
+        self._spec, self._layers = shape
+        self._notes = _notes(self._spec, controllers)
+        self._running: set[LocalProcess] = set()
+        self._listeners: set[socket.socket] = set()
+        self._asked: set[anyio.Event] = set()
+        self._upper = 0
+        self._frozen: list[int] = []
+        self._open = True
+
+    @property
+    def id(self) -> str:
+        """A name that is unique on this machine."""
+        return self._id
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Asked-for limits that cannot be enforced here, in words."""
+        return self._notes
+
+    @asynccontextmanager
+    async def spawn(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = HOME
+    ) -> AsyncIterator[LocalProcess]:
+        """Start a command in fresh namespaces; it and everything it started are dead when the block is left."""
+        with anyio.CancelScope(shield=True):
+            process = await self._begin(argv, {**ENVIRONMENT, **(env or {})}, cwd)
+        try:
+            yield process
+        finally:
+            with anyio.CancelScope(shield=True):
+                await process.end()
+            self._running.discard(process)
+
+    async def read(self, path: str, *, limit: int = 16 << 20) -> bytes:
+        """At most `limit` bytes of a regular file; FileMissing where there is none. Never leads out, never hangs."""
+        try:
+            answer = await self._ask("read", {"path": _checked(path)}, [self._user, self._mnt])
+        except Refusal as refusal:
+            if refusal.kind == "NotAFile" or refusal.errno in (ENOENT, ENOTDIR):
+                raise FileMissing(f"no such file in the box: {path}") from refusal
+            raise SandboxError(f"cannot read {path} in the box: {refusal}") from refusal
+        [fd] = answer.fds
+        chunks: list[bytes] = []
+        try:
+            while limit > 0 and (chunk := os.read(fd, min(limit, _CHUNK))):
+                chunks.append(chunk)
+                limit -= len(chunk)
+                await anyio.lowlevel.checkpoint()
+        finally:
+            os.close(fd)
+        return b"".join(chunks)
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Make or replace a file, with the folders above it."""
+        with InMemory(data) as content:
+            order = {"path": _checked(path), "mode": mode}
+            try:
+                await self._ask("write", order, [self._user, self._mnt, content.fileno()])
+            except Refusal as refusal:
+                why = {ENOSPC: "the box's disk is full", EROFS: "this part of the box is read-only"}
+                reason = why.get(refusal.errno, str(refusal))
+                raise SandboxError(f"cannot write {path} in the box: {reason}") from refusal
+
+    @asynccontextmanager
+    async def listen(self, port: int) -> AsyncIterator[socket.socket]:
+        """A listening socket that is 127.0.0.1:port in the box and is served by this process; closed with the block."""
+        try:
+            answer = await self._ask("listen", {"port": port}, [self._user, self._net])
+        except Refusal as refusal:
+            why = "it is already in use" if refusal.errno == EADDRINUSE else str(refusal)
+            raise SandboxError(f"cannot listen on port {port} in the box: {why}") from refusal
+        listener = socket.socket(fileno=answer.fds[0])
+        listener.setblocking(False)
+        self._listeners.add(listener)
+        try:
+            yield listener
+        finally:
+            self._listeners.discard(listener)
+            listener.close()
+
+    async def checkpoint(self) -> None:
+        """Remember the home directory as it is. No command may be running."""
+        await self._change("checkpoint", {})
+        self._frozen.insert(0, self._upper)
+        self._upper += 1
+
+    async def rewind(self, keep: Sequence[str]) -> tuple[str, ...]:
+        """Put everything below home back as it was at the checkpoint, except the `keep` paths; /tmp becomes empty."""
+        if not self._frozen:
+            raise SandboxError("cannot rewind the box: there was no checkpoint")
+        for path in keep:
+            pure = PurePosixPath(path)
+            if not pure.is_relative_to(HOME) or ".." in pure.parts:
+                raise SandboxError(f"cannot keep {path}: it is not below {HOME}")
+        answer = await self._change("rewind", {"keep": list(keep), "tmp": self._spec.tmp_mb << 20})
+        self._upper += 1
+        return tuple(answer["changed"])
+
+    async def close(self) -> None:
+        """Kill what runs and free everything. Whatever is asked of the box from now on raises SandboxLost."""
+        if not self._open:
+            return
+        self._open = False
+        # Their descriptors are in use until they are answered, and a number may not be closed and used again before.
+        for answered in list(self._asked):
+            await answered.wait()
+        for process in self._running:
+            process.lose()
+        for process in list(self._running):
+            with suppress(SandboxLost):
+                await process.wait()
+        for listener in self._listeners:
+            listener.close()
+        for fd in (self._user, self._mnt, self._net):
+            os.close(fd)
+        self._group.close()
+
+    async def _ask(self, action: str, order: Mapping[str, object], fds: Sequence[int]) -> Answer:
+        if not self._open:
+            raise SandboxLost(f"the box {self._id} is closed")
+        answered = anyio.Event()
+        self._asked.add(answered)
+        try:
+            return await self._keeper.ask(action, order, fds)
+        finally:
+            self._asked.discard(answered)
+            answered.set()
+
+    async def _change(self, action: str, order: Mapping[str, object]) -> dict[str, list[str]]:
+        if self._running:
+            raise SandboxError(f"cannot {action} the box: a command is running in it")
+        state = {"upper": self._upper, "frozen": self._frozen, "layers": self._layers}
+        with anyio.CancelScope(shield=True):
+            try:
+                answer = await self._ask(action, {**order, **state}, [self._user, self._mnt])
+            except Refusal as refusal:
+                raise SandboxError(f"cannot {action} the box: {refusal}") from refusal
+        return answer.body
+
+    async def _begin(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> LocalProcess:
+        _check_command(argv, env, cwd)
+        options = [*_BWRAP, *(word for name, value in env.items() for word in ("--setenv", name, value))]
+        order = {
+            "options": options,
+            "argv": [*_PROGRAM, *argv],
+            "cwd": cwd,
+            "limits": _limits(self._spec),
+            "shm": self._spec.tmp_mb << 20,
+            "seccomp": seccomp.program().hex(),
+        }
+        (stdin, to_stdin), (from_stdout, stdout), (from_stderr, stderr) = os.pipe(), os.pipe(), os.pipe()
+        (from_status, status), (block, release) = os.pipe(), os.pipe()
+        process = LocalProcess(to_stdin, from_stdout, from_stderr, from_status)
+        self._running.add(process)
+        theirs = [stdin, stdout, stderr, status, block]
+        try:
+            try:
+                fds = [*theirs, self._user, self._mnt, self._net, *self._group.joins]
+                answer = await self._ask("spawn", order, fds)
+            except BaseException:
+                os.close(release)
+                raise
+            finally:
+                for fd in theirs:
+                    os.close(fd)
+            await process.begin(answer.body["pid"], release)
+        except BaseException as error:
+            self._running.discard(process)
+            process.abandon()
+            if isinstance(error, Refusal):
+                why = f"no such folder in the box: {cwd}" if error.kind == "NoFolder" else str(error)
+                raise SandboxError(f"cannot run {argv[0]}: {why}") from error
+            raise
+        return process
+
+
+def _limits(spec: SandboxSpec) -> dict[str, int]:
+    # DATA and not AS: runtimes reserve far more address space than they use, and some give up without it.
+    return {
+        "NPROC": spec.pids + _OWN_PIDS,
+        "DATA": spec.memory_mb << 20,
+        "FSIZE": spec.file_mb << 20,
+        "NOFILE": 4096,
+        "CORE": 0,
+    }
+
+
+def _notes(spec: SandboxSpec, controllers: Sequence[str]) -> tuple[str, ...]:
+    notes = []
+    if "memory" not in controllers:
+        notes.append(
+            f"memory: each process is held to {spec.memory_mb} MB, but not all of them together "
+            "(no memory cgroup that we may write)"
+        )
+    if spec.cpus is not None and "cpu" not in controllers:
+        notes.append(f"cpus: {spec.cpus:g} is not enforced (no cpu cgroup that we may write)")
+    return tuple(notes)
+
+
+def _check_command(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
+    if not argv or not argv[0]:
+        raise SandboxError("cannot run an empty command")
+    if "=" in argv[0]:
+        raise SandboxError(f"cannot run {argv[0]!r}: a program's name has no `=` in it")
+    if any("\0" in word for word in (*argv, *env, *env.values(), cwd)):
+        raise SandboxError(f"cannot run {argv[0]!r}: a NUL character in its arguments, environment or folder")
+    if any(not name or "=" in name for name in env):
+        raise SandboxError(f"cannot run {argv[0]!r}: an environment variable without a proper name")
+    if not cwd.startswith("/"):
+        raise SandboxError(f"cannot run {argv[0]!r} in {cwd!r}: an absolute path is needed")
+
+
+def _checked(path: str) -> str:
+    if not path.startswith("/") or "\0" in path:
+        raise SandboxError(f"{path!r} is not an absolute path in the box")
+    return path
