@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from rollcage.errors import UsageError
 from rollcage.events import Queued, StageStarted
 from rollcage.runner import Backends, Owners, Runner, recover
 from rollcage.store import Store
-from rollcage.types import Endpoint, Job, Outcome, Task
+from rollcage.types import AgentSpec, Endpoint, Job, Outcome, SandboxSpec, Task
 
 CHILD = """
 import sys
@@ -95,6 +98,21 @@ async def test_a_rollout_that_another_living_process_runs_is_left_alone(store: S
         assert await recover(store, owners) == []
     assert await recover(store, owners) == ["mine"]
     assert await recover(store, owners) == []
+
+
+async def test_a_job_nobody_can_do_is_refused_before_anything_is_started(store: Store, backends: Backends) -> None:
+    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
+    job = Job(task=Task(instruction="x"), model=endpoint)
+    async with Runner.open(store, backends) as runner:
+        for changed, message in (
+            ({"agent": AgentSpec(name="nobody")}, "nobody"),
+            ({"sandbox": SandboxSpec(backend="moon")}, "moon"),
+            ({"agent": AgentSpec(disabled_tools=("fly",))}, "fly"),
+            ({"agent": AgentSpec(name="shell", system_prompt="x")}, "shell"),
+        ):
+            with pytest.raises(UsageError, match=message):
+                await runner.start(job.model_copy(update=changed))
+    assert await store.list() == []
 
 
 async def test_the_end_of_the_runners_block_aborts_what_still_runs(store: Store, backends: Backends) -> None:

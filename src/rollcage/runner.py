@@ -95,12 +95,11 @@ class Backends:
     gateway: Gateway
 
     def parts(self, job: Job) -> Parts:
-        """The parts this job asks for; UsageError where there is no such thing."""
-        return Parts(
-            provider=_named("sandbox", job.sandbox.backend, self.providers),
-            agent=_named("agent", job.agent.name, self.agents),
-            gateway=self.gateway,
-        )
+        """The parts this job asks for; UsageError where there is no such thing, or it cannot do what is asked."""
+        provider = _named("sandbox", job.sandbox.backend, self.providers)
+        agent = _named("agent", job.agent.name, self.agents)
+        agent.check(job.agent)
+        return Parts(provider=provider, agent=agent, gateway=self.gateway)
 
 
 def _named(what: str, name: str, known: Mapping[str, T]) -> T:

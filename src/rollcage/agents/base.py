@@ -38,6 +38,9 @@ class Agent(Protocol):
     def own_paths(self) -> Sequence[str]:
         """Where below home it keeps its own state: changes there are no news."""
 
+    def check(self, spec: AgentSpec) -> None:
+        """Raise UsageError for a configuration it cannot follow, before anything is started."""
+
     def layers(self) -> Sequence[Layer]:
         """What its boxes start with."""
 

@@ -65,6 +65,10 @@ class OpenCode:
         """The exact version that is run."""
         return self._package.version
 
+    def check(self, spec: AgentSpec) -> None:
+        """Tools it does not have, or cannot offer one without the other."""
+        permissions_of(spec)
+
     def layers(self) -> Sequence[Layer]:
         """One layer: the binary, ripgrep (its search tools need it), and a seeded configuration."""
         return [layer_of(self._package, self._downloads)]

@@ -8,6 +8,7 @@ import anyio
 from anyio.abc import ByteReceiveStream
 
 from rollcage.agents.base import AgentExit, Say
+from rollcage.errors import UsageError
 from rollcage.events import AgentSaid, AgentStarted
 from rollcage.layers import Layer
 from rollcage.sandboxes.base import Sandbox, tail
@@ -22,6 +23,11 @@ class Shell:
     name = "shell"
     version = "1"
     own_paths: Sequence[str] = ()
+
+    def check(self, spec: AgentSpec) -> None:
+        """It has no prompt, tools or configuration that could be set."""
+        if spec.system_prompt or spec.config or spec.disabled_tools or spec.enabled_tools is not None:
+            raise UsageError("agent: shell takes only `env`; it has no system prompt, tools or configuration")
 
     def layers(self) -> Sequence[Layer]:
         """None."""
