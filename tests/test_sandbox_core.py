@@ -277,12 +277,19 @@ async def test_a_dead_keeper_loses_its_boxes_and_the_next_box_works(tmp_path: Pa
 async def test_the_keeper_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
     # Trap 5: a parent-death signal follows the thread. Commands are started by the keeper, which has only one.
     keepers: list[Keeper] = []
-    thread = threading.Thread(target=lambda: keepers.append(Keeper(tmp_path, 61234 if ROOT else None)))
+    order = {"layers": [], "disk": 1 << 20, "tmp": 1 << 20}
+    boxes: list[int] = []
+
+    def start() -> None:
+        keepers.append(Keeper(tmp_path, 61234 if ROOT else None))
+        boxes.extend(keepers[0].ask_now("build", order).fds)
+
+    thread = threading.Thread(target=start)
     thread.start()
     thread.join()
-    answer = await keepers[0].ask("build", {"layers": [], "disk": 1 << 20, "tmp": 1 << 20})
-    assert len(answer.fds) == 3
-    for fd in answer.fds:
+    boxes.extend((await keepers[0].ask("build", order)).fds)
+    assert len(boxes) == 6
+    for fd in boxes:
         os.close(fd)
     keepers[0].close()
 

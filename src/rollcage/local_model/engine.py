@@ -6,6 +6,7 @@ prints one line with its address when it is ready; the server's own words go to 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -13,8 +14,8 @@ import sys
 
 def main() -> None:
     """Serve as ordered; leave when whoever gave the orders is gone."""
-    import xllamacpp
-
+    # No import statement: it is an extra, and has no types.
+    xllamacpp = importlib.import_module("xllamacpp")
     orders = json.loads(sys.stdin.readline())
     params = xllamacpp.CommonParams()
     params.model.path = orders["weights"]

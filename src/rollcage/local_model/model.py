@@ -1,26 +1,22 @@
-"""Runs the local model: the engine in a process of its own, which dies with the block and with us."""
+"""The local model as the rest of rollcage sees it: an async block in which it answers."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import secrets
 import socket
-import subprocess
 import sys
-import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import anyio
-from anyio.abc import Process
-from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import SecretStr
 
-from rollcage.errors import ModelError, SetupError, UsageError
+from rollcage.errors import SetupError, UsageError
+from rollcage.local_model.process import EngineProcess, Orders, PortTaken, running
 from rollcage.local_model.weights import Progress, fetch_weights
 from rollcage.types import Endpoint, Sampling
 
@@ -40,6 +36,9 @@ class LocalModel:
     The first time its weights are fetched into `cache_dir`. It answers one request at a time; others wait.
     """
 
+    progress: Progress | None = None
+    """Hears how the download goes; set it before the block."""
+
     def __init__(
         self,
         cache_dir: Path,
@@ -57,114 +56,55 @@ class LocalModel:
         self._threads = threads or max(1, len(os.sched_getaffinity(0)) // 2)
         self._key = key or f"local-{secrets.token_urlsafe(18)}"
         self._stack = AsyncExitStack()
-        self._process: Process | None = None
-        self._words: IO[bytes] | None = None
-        self._address = ""
-        self.progress: Progress | None = None
-        """Hears how the download goes."""
+        self._running: EngineProcess | None = None
 
     @property
     def base_url(self) -> str:
         """The address, up to and including `/v1`."""
-        if not self._address:
-            raise UsageError("the local model is not running: use `async with LocalModel(...) as model`")
-        return f"{self._address}/v1"
+        return f"{self._engine.address}/v1"
 
     @property
     def pid(self) -> int:
         """The engine's process."""
-        if self._process is None:
-            raise UsageError("the local model is not running: use `async with LocalModel(...) as model`")
-        return self._process.pid
+        return self._engine.pid
 
     def endpoint(self, **sampling: Any) -> Endpoint:
         """How to reach it; `sampling` are the fields of `Sampling`."""
-        return Endpoint(
-            base_url=self.base_url,
-            model=MODEL,
-            key=SecretStr(self._key),
-            kind="local",
-            sampling=Sampling(**sampling),
-        )
+        key, drawn = SecretStr(self._key), Sampling(**sampling)
+        return Endpoint(base_url=self.base_url, model=MODEL, key=key, kind="local", sampling=drawn)
 
     async def wait(self) -> None:
-        """Returns never: raises ModelError when the engine dies."""
-        if self._process is None:
-            raise UsageError("the local model is not running: use `async with LocalModel(...) as model`")
-        code = await self._process.wait()
-        raise ModelError(f"the local model's engine ended by itself (exit code {code}): {self._last_words()}")
+        """Never returns: raises ModelError when the engine dies."""
+        await self._engine.wait()
 
     async def __aenter__(self) -> Self:
         _check_engine()
         _check_port(self._port)
         weights = await fetch_weights(self._cache_dir, self.progress)
+        orders = Orders(str(weights), MODEL, self._port, self._key, self._context, self._threads)
         try:
             with anyio.fail_after(START_TIMEOUT_S):
-                await self._start(weights)
+                self._running = await self._stack.enter_async_context(running(orders))
         except TimeoutError as error:
-            await self._stop()
             raise SetupError(
-                f"the local model was not ready within {START_TIMEOUT_S:.0f} s; see whether the machine has "
-                "processors and memory to spare"
+                f"the local model was not ready within {START_TIMEOUT_S:.0f} s; "
+                "see whether this machine has processors and memory to spare"
             ) from error
-        except BaseException:
-            await self._stop()
-            raise
+        except PortTaken as error:
+            raise _port_taken(self._port) from error
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stop()
+        self._running = None
+        await self._stack.aclose()
 
-    async def _start(self, weights: Path) -> None:
-        words = self._words = self._stack.enter_context(tempfile.TemporaryFile())
-        argv = [sys.executable, str(Path(__file__).with_name("engine.py"))]
-        process = self._process = await anyio.open_process(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words, start_new_session=True
-        )
-        if process.stdin is None or process.stdout is None:
-            raise ModelError("the local model's engine was started without pipes")
-        orders = {
-            "weights": str(weights),
-            "model": MODEL,
-            "port": self._port,
-            "key": self._key,
-            "context": self._context,
-            "threads": self._threads,
-        }
-        try:
-            await process.stdin.send(json.dumps(orders).encode() + b"\n")
-            line = await BufferedByteReceiveStream(process.stdout).receive_until(b"\n", 65536)
-        except (anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead) as error:
-            await process.wait()
-            said = self._last_words()
-            if "couldn't bind" in said:
-                raise _port_taken(self._port) from error
-            raise ModelError(f"the local model's engine did not start: {said}") from error
-        address = json.loads(line)["address"]
-        await _until_healthy(address)
-        self._address = address
-
-    async def _stop(self) -> None:
-        with anyio.CancelScope(shield=True):
-            process, self._process, self._address = self._process, None, ""
-            if process is not None:
-                if process.returncode is None:
-                    process.kill()
-                await process.wait()
-                await process.aclose()
-            await self._stack.aclose()
-
-    def _last_words(self) -> str:
-        """The last error the engine spoke of."""
-        if self._words is None or self._words.closed:
-            return "it said nothing"
-        self._words.seek(max(0, self._words.seek(0, os.SEEK_END) - 8000))
-        lines = self._words.read().decode("utf-8", "replace").splitlines()
-        errors = [line for line in lines if " E " in line or "Error" in line]
-        told = [line.split(" E ", 1)[-1] for line in errors or lines[-1:]]
-        return " ".join((next((line for line in told if "couldn't" in line), None) or (told or ["it said nothing"])[-1]).split())
+    @property
+    def _engine(self) -> EngineProcess:
+        if self._running is None:
+            raise UsageError("the local model is not running: use `async with LocalModel(...) as model`")
+        return self._running
 
 
 def _check_engine() -> None:
@@ -174,6 +114,8 @@ def _check_engine() -> None:
 
 def _check_port(port: int) -> None:
     """Before anything is downloaded. The engine itself tells where somebody took the port meanwhile."""
+    if not 0 <= port <= 65535:
+        raise UsageError(f"port {port} does not exist; choose one from 1024 to 65535, or 0 for any that is free")
     if not port:
         return
     with socket.socket() as probe:
@@ -181,29 +123,10 @@ def _check_port(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except PermissionError as error:
-            raise UsageError(f"port {port} is not ours to take; choose one from 1024 on") from error
-        except OverflowError as error:
-            raise UsageError(f"port {port} does not exist; choose one from 1024 to 65535") from error
+            raise UsageError(f"port {port} is not ours to take; choose one from 1024 to 65535") from error
         except OSError as error:
             raise _port_taken(port) from error
 
 
 def _port_taken(port: int) -> UsageError:
     return UsageError(f"port {port} is in use; choose another one, or 0 for any that is free")
-
-
-async def _until_healthy(address: str) -> None:
-    host, _, port = address.removeprefix("http://").partition(":")
-    while True:
-        if await _healthy(host, int(port)):
-            return
-        await anyio.sleep(0.05)
-
-
-async def _healthy(host: str, port: int) -> bool:
-    try:
-        async with await anyio.connect_tcp(host, port) as stream:
-            await stream.send(f"GET /health HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
-            return (await BufferedByteReceiveStream(stream).receive_until(b"\r\n", 1024)).split()[1:2] == [b"200"]
-    except (OSError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead, anyio.DelimiterNotFound):
-        return False

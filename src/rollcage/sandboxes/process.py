@@ -84,6 +84,38 @@ class Writer(_End, ByteSendStream):
         self.close()
 
 
+class _Watched:
+    """A process, held by a descriptor: it can be killed, and its end is not missed."""
+
+    def __init__(self, pid: int) -> None:
+        self.gone = anyio.Event()
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._fd = -1
+            self.gone.set()
+        else:
+            self._loop.add_reader(self._fd, self._on_end)
+
+    def kill(self) -> None:
+        """SIGKILL, if it still lives."""
+        if self._fd >= 0 and not self.gone.is_set():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _on_end(self) -> None:
+        self._loop.remove_reader(self._fd)
+        self.gone.set()
+
+
 class LocalProcess:
     """One bubblewrap and all that runs below it."""
 
@@ -92,11 +124,10 @@ class LocalProcess:
         self._stdin, self._stdout, self._stderr = Writer(stdin), Reader(stdout), Reader(stderr)
         self._status = status
         self._said = b""
-        self._init = -1
+        self._watched: list[_Watched] = []
         self._loop = asyncio.get_running_loop()
-        self._named, self._monitor_gone, self._init_gone = anyio.Event(), anyio.Event(), anyio.Event()
-        self.lost = False
-        """Whether the box went away under it."""
+        self._named, self._told_all, self._begun = anyio.Event(), anyio.Event(), anyio.Event()
+        self._lost = False
         os.set_blocking(status, False)
         self._loop.add_reader(status, self._on_status)
 
@@ -117,9 +148,12 @@ class LocalProcess:
 
     async def wait(self) -> int:
         """Its exit code (128+n where signal n killed it), once it and every process it started are dead."""
-        await self._monitor_gone.wait()
-        await self._init_gone.wait()
-        if self.lost:
+        await self._begun.wait()
+        await self._told_all.wait()
+        # The monitor ends first and its pid namespace a little later: only with both gone is it over.
+        for watched in self._watched:
+            await watched.gone.wait()
+        if self._lost:
             raise SandboxLost("the box was closed while the command ran")
         code = self._told().get("exit-code")
         return _KILLED if code is None else code
@@ -127,41 +161,36 @@ class LocalProcess:
     async def begin(self, monitor: int, release: int) -> None:
         """Get hold of the command's pid namespace; then let it start, which it cannot before `release` is closed."""
         try:
+            self._watched.append(_Watched(monitor))
             with anyio.fail_after(_START_TIMEOUT_S):
                 await self._named.wait()
             pid = self._told().get("child-pid")
             if pid is None:
                 raise SandboxError(f"the command could not be started: {await self._complaint()}")
-            try:
-                self._init = os.pidfd_open(pid)
-            except ProcessLookupError:
-                self._init_gone.set()
-            else:
-                self._loop.add_reader(self._init, self._on_death)
-            if self.lost:
+            self._watched.append(_Watched(pid))
+            self._begun.set()
+            if self._lost:
                 self.kill()
         except BaseException:
             # It must not start unwatched: its monitor dies, and takes it along.
-            with suppress(ProcessLookupError):
-                os.kill(monitor, signal.SIGKILL)
+            self.kill()
             raise
         finally:
             os.close(release)
 
     def kill(self) -> None:
-        """SIGKILL to the first process of its pid namespace, which takes all others with it."""
-        if self._init >= 0 and not self._init_gone.is_set():
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._init, signal.SIGKILL)
+        """SIGKILL to the first process of its pid namespace, which takes all others with it, and to the monitor."""
+        for watched in reversed(self._watched):
+            watched.kill()
 
     def lose(self) -> None:
         """The box goes away: kill it, and let `wait` say so."""
-        self.lost = True
+        self._lost = True
         self.kill()
 
     def abandon(self) -> None:
         """It never started."""
-        for event in (self._named, self._monitor_gone, self._init_gone):
+        for event in (self._named, self._told_all, self._begun):
             event.set()
         self._let_go()
 
@@ -169,10 +198,8 @@ class LocalProcess:
         """Kill what still runs, wait until it is dead, and let go of everything."""
         self.kill()
         try:
-            # The monitor goes first and its pid namespace a little later: only the latter's end is the end.
-            with anyio.fail_after(_DEATH_TIMEOUT_S):
-                await self._init_gone.wait()
-                await self._monitor_gone.wait()
+            with anyio.fail_after(_DEATH_TIMEOUT_S), suppress(SandboxLost):
+                await self.wait()
         except TimeoutError as error:
             raise SandboxError("a command in the box cannot be killed: the kernel does not let go of it") from error
         finally:
@@ -181,11 +208,12 @@ class LocalProcess:
     def _let_go(self) -> None:
         for stream in (self._stdin, self._stdout, self._stderr):
             stream.close()
-        for fd in (self._status, self._init):
-            if fd >= 0:
-                self._loop.remove_reader(fd)
-                os.close(fd)
-        self._status = self._init = -1
+        for watched in self._watched:
+            watched.close()
+        if self._status >= 0:
+            self._loop.remove_reader(self._status)
+            os.close(self._status)
+            self._status = -1
 
     def _told(self) -> dict[str, int]:
         told: dict[str, int] = {}
@@ -202,15 +230,11 @@ class LocalProcess:
         self._said += data
         if not data:
             self._loop.remove_reader(self._status)
-            self._monitor_gone.set()
+            self._told_all.set()
             # The command is over, and so is whatever it left running.
             self.kill()
         if not data or b"\n" in self._said:
             self._named.set()
-
-    def _on_death(self) -> None:
-        self._loop.remove_reader(self._init)
-        self._init_gone.set()
 
     async def _complaint(self) -> str:
         with suppress(anyio.EndOfStream, anyio.ClosedResourceError):

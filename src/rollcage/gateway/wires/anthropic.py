@@ -9,7 +9,7 @@ from rollcage.gateway.wires.history import Messages, Part, image_part, text_part
 from rollcage.types import JsonObject
 
 BILLING = "x-anthropic-billing-header:"
-"""Opens a system block that Claude Code writes for Anthropic's accounts: no words for a model, and never the same."""
+"""Opens a system block that Claude Code writes for Anthropic's accounts: no words for a model."""
 BYTES_PER_TOKEN = 4
 
 _SAME = ("max_tokens", "temperature", "top_p", "top_k")
@@ -173,7 +173,7 @@ class AnthropicWire(AnthropicAnswer):
 def token_count(body: JsonObject) -> bytes:
     """The answer to `POST /v1/messages/count_tokens`: an estimate from the length of what the model would be sent.
 
-    Agents ask it to judge how full the context is. Refused, Claude Code would ask the model itself. Raises BadRequest.
+    Agents ask it to judge how full the context is, for which this will do. Raises BadRequest.
     """
     chat = AnthropicWire(body, model="").chat_request()
     length = len(encoded([chat["messages"], chat.get("tools", [])]))

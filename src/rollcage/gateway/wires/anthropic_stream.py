@@ -140,7 +140,7 @@ class AnthropicAnswer:
         return self._begin(kind) + self._delta({"type": f"{kind}_delta", kind: text})
 
     def _touch(self) -> bytes:
-        """A sign of life while arguments are being written: clients that watch for silence do not count pings."""
+        """A sign of life while arguments are being written: client libraries swallow pings."""
         return self._begin(self._answer.calls[0]) + self._delta({"type": "input_json_delta", "partial_json": ""})
 
     def _begin(self, what: str | Call) -> bytes:

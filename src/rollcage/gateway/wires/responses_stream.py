@@ -173,7 +173,9 @@ class ResponsesAnswer:
         return begun + self._of(item, "response.output_text.delta", content_index=0, delta=text, logprobs=[])
 
     def _write(self, call: Call, piece: str) -> bytes:
-        begun = self._open_call(call)
+        # In the order of the calls, even where an earlier one has no arguments yet.
+        before = self._answer.calls[: self._answer.calls.index(call) + 1]
+        begun = b"".join(self._open_call(each) for each in before)
         item = next(item for item in self._items if item.call is call)
         if item.tool is not None and item.tool.custom:
             return begun

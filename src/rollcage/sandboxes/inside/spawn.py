@@ -31,7 +31,7 @@ def become(
     kernel.setns(net, kernel.CLONE_NEWNET)
     if not is_folder(cwd):
         raise NoFolder(0, "no such folder")
-    # Set only now: inside the box's user namespace the number of processes is counted for this box alone.
+    # In here: the number of processes is counted for this box's user namespace, not for the uid all boxes share.
     for name, wanted in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         _, most = resource.getrlimit(kind)

@@ -1,0 +1,88 @@
+"""Serves the local model from the command line: the download as a bar, then the address and what to export."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+
+import anyio
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from rollcage.cli import codes
+from rollcage.cli.output import environment, program, write_json
+from rollcage.cli.screen import Screen, screen
+from rollcage.local_model import LocalModel
+from rollcage.settings import variable
+
+HONESTLY = """\
+This is a very small model: 135 million parameters of 4 bits. It shows real sampling and real capture, token by token.
+It will not solve tasks: its chat template ignores tools, and it holds 8192 tokens at most. It answers one request at
+a time, and on two ordinary cores it reads about 100 tokens a second and writes 15 to 60; on busy ones far fewer."""
+
+
+def serve(port: int, context: int, threads: int | None, as_json: bool) -> int:
+    """`rollcage model serve`."""
+    settings = environment()
+    # A key that is exported already stays right when the model is started again.
+    key = settings.endpoints["local"].api_key.get_secret_value()
+    local = LocalModel(settings.cache_dir, port=port, context=context, threads=threads, key=key)
+    return anyio.run(_serve, local, _Download(screen(settings, file=sys.stderr)), as_json)
+
+
+async def _serve(local: LocalModel, download: _Download, as_json: bool) -> int:
+    local.progress = download.show
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_stop_at_signal, tasks.cancel_scope)
+        try:
+            async with local:
+                download.close()
+                _tell(local, as_json)
+                await local.wait()
+        finally:
+            download.close()
+    return codes.SUCCEEDED
+
+
+async def _stop_at_signal(scope: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel()
+            return
+
+
+def _tell(local: LocalModel, as_json: bool) -> None:
+    endpoint = local.endpoint()
+    values = {"base_url": endpoint.base_url, "api_key": endpoint.key.get_secret_value(), "model": endpoint.model}
+    if as_json:
+        write_json({**values, "pid": local.pid})
+        return
+    exports = [f"  export {variable('local', field)}={shlex.quote(value)}" for field, value in values.items()]
+    lines = [f"{endpoint.model} answers at {endpoint.base_url}", "", HONESTLY, "", "In another shell:", *exports]
+    print("\n".join([*lines, f"  {program()} run TASK.toml --endpoint local", "", "Ctrl-C stops it."]), flush=True)
+
+
+class _Download:
+    """The download as it goes: a bar on a terminal, one line elsewhere, nothing where there is nothing to fetch."""
+
+    def __init__(self, console: Screen) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+
+    def show(self, done: int, whole: int) -> None:
+        """So many bytes of so many are in."""
+        if self._bar is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+            on_terminal = self._console.is_terminal
+            self._bar = Progress(*columns, console=self._console, transient=True, disable=not on_terminal)
+            self._bar.add_task("fetching the weights, once", total=whole)
+            self._bar.start()
+            if not on_terminal:
+                self._console.print(f"fetching the local model's weights, once ({whole // 1_000_000} MB)")
+        self._bar.update(self._bar.task_ids[0], completed=done)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
