@@ -3,7 +3,7 @@
     python bench/rollout.py [--json] [--quick]
 
 The naked agent is the same OpenCode binary with the same lean configuration, started by hand on this machine and
-answered by the same scripted model, which runs in a process of its own so that its cost counts on neither side.
+answered by the same scripted model, which runs in a process of its own and costs both sides the same.
 Rounds are interleaved, so that a noisy machine disturbs both sides alike; compare ratios, not seconds.
 """
 
@@ -59,7 +59,7 @@ anyio.run(main)
 
 
 @asynccontextmanager
-async def scripted_model() -> AsyncIterator[tuple[Endpoint, int]]:
+async def scripted_model() -> AsyncIterator[Endpoint]:
     """The scripted model in another process."""
     folder = str(Path(__file__).parent)
     code = SERVER.replace("bench_script", "rollout")
@@ -72,30 +72,17 @@ async def scripted_model() -> AsyncIterator[tuple[Endpoint, int]]:
     assert process.stdout and process.stdin
     base_url, key = process.stdout.readline().split()
     try:
-        yield Endpoint(base_url=base_url, model="scripted", key=SecretStr(key), kind="scripted"), process.pid
+        yield Endpoint(base_url=base_url, model="scripted", key=SecretStr(key), kind="scripted")
     finally:
         process.stdin.close()
         process.wait()
         process.stdout.close()
 
 
-def cpu_seconds(model: int) -> float:
-    """Processor time of this process and all below it, the dead included, but not of the scripted model."""
-    parents, ticks = {}, {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(stat.parent.name)] = int(fields[1])
-        ticks[int(stat.parent.name)] = sum(map(int, fields[11:15]))
-    total = 0
-    for pid, used in ticks.items():
-        above = pid
-        while above not in (0, 1, os.getpid(), model):
-            above = parents.get(above, 0)
-        total += used if above == os.getpid() else 0
-    return total / os.sysconf("SC_CLK_TCK")
+def cpu_seconds() -> float:
+    """Processor time this machine has spent in all. What boxes run is nobody's child that could be asked for its own."""
+    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split()[1:11])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 async def naked(layer: Path, endpoint: Endpoint) -> None:
@@ -123,18 +110,17 @@ async def caged(runner: Runner, endpoint: Endpoint) -> None:
     assert rollout.reward is not None and rollout.reward.total == 1, rollout.error
 
 
-async def cost(model: int, work: Callable[[], Coroutine[Any, Any, None]], at_once: int = 1) -> tuple[float, float]:
-    """Wall and processor seconds; `model` is the scripted model's process."""
-    wall, cpu = time.perf_counter(), cpu_seconds(model)
+async def cost(work: Callable[[], Coroutine[Any, Any, None]], at_once: int = 1) -> tuple[float, float]:
+    """Wall and processor seconds."""
+    wall, cpu = time.perf_counter(), cpu_seconds()
     async with anyio.create_task_group() as tasks:
         for _ in range(at_once):
             tasks.start_soon(work)
-    return time.perf_counter() - wall, cpu_seconds(model) - cpu
+    return time.perf_counter() - wall, cpu_seconds() - cpu
 
 
-async def rollouts(runner: Runner, layer: Path, model: tuple[Endpoint, int], rounds: int) -> dict[str, float]:
+async def rollouts(runner: Runner, layer: Path, endpoint: Endpoint, rounds: int) -> dict[str, float]:
     """Interleaved rounds of caged and naked, one at a time and eight at a time."""
-    endpoint, pid = model
 
     async def bare() -> None:
         await naked(layer, endpoint)
@@ -144,8 +130,8 @@ async def rollouts(runner: Runner, layer: Path, model: tuple[Endpoint, int], rou
 
     await bare()
     await boxed()
-    singles = [(await cost(pid, bare), await cost(pid, boxed)) for _ in range(rounds)]
-    eights = [(await cost(pid, bare, 8), await cost(pid, boxed, 8)) for _ in range(max(1, rounds // 2))]
+    singles = [(await cost(bare), await cost(boxed)) for _ in range(rounds)]
+    eights = [(await cost(bare, 8), await cost(boxed, 8)) for _ in range(max(1, rounds // 2))]
 
     def median(rows: list[tuple[tuple[float, float], tuple[float, float]]], side: int, what: int) -> float:
         return statistics.median(row[side][what] for row in rows)
@@ -218,7 +204,7 @@ async def measure(quick: bool) -> dict[str, object]:
     agent = OpenCode(state / "cache")
     with tempfile.TemporaryDirectory() as folder:
         async with (
-            scripted_model() as (endpoint, model),
+            scripted_model() as endpoint,
             Store.open(Path(folder) / "log.db") as store,
             Gateway.open() as gateway,
             LocalProvider(state) as provider,
@@ -231,7 +217,7 @@ async def measure(quick: bool) -> dict[str, object]:
             result["growth"] = await growth(provider, list(layers), [1, 10] if quick else [1, 10, 50, 100, 200])
             result["box_idle_mb"] = result["growth"][-1]["idle_mb"]  # type: ignore[index]
             async with Runner.open(store, backends, at_once=8) as runner:
-                result |= await rollouts(runner, layer, (endpoint, model), 2 if quick else 7)
+                result |= await rollouts(runner, layer, endpoint, 2 if quick else 7)
             return result
 
 

@@ -163,10 +163,11 @@ async def test_a_failed_setup_never_reaches_the_agent(play: Play, model: Scripte
 
 
 async def test_a_setup_command_that_hangs_ends_within_its_limit(play: Play) -> None:
-    task = Task(instruction="x", setup=("sleep 600",), limits=Limits(setup_timeout_s=1))
+    task = Task(instruction="x", setup=("echo so far; sleep 600",), limits=Limits(setup_timeout_s=1))
     rollout = await play(task)
     assert (rollout.outcome, rollout.error_code, rollout.reward) == (Outcome.SETUP_FAILED, "setup_timeout", None)
     assert rollout.setup[0].timed_out
+    assert rollout.setup[0].stdout == "so far\n"
     assert rollout.timings["total"] < 10
 
 

@@ -75,7 +75,7 @@ async def test_a_bubblewrap_that_cannot_isolate_is_found_out_before_anything_rel
             pass
 
 
-async def test_a_program_in_place_of_namespaces_never_runs_a_command_bare(tmp_path: Path) -> None:
+async def test_every_command_runs_in_namespaces_that_are_not_ours(tmp_path: Path) -> None:
     async with a_box(tmp_path) as box:
         here = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in ("user", "mnt", "net", "pid", "ipc", "uts")}
         look = f"import os;print({{k: os.readlink(f'/proc/self/ns/{{k}}') for k in {list(here)}}})"

@@ -41,10 +41,17 @@ class LayerStore:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)
 
+    def has(self, layer: Layer) -> bool:
+        """Whether somebody has built it."""
+        return self._place(layer).exists()
+
+    def _place(self, layer: Layer) -> Path:
+        digest = hashlib.sha256(f"{layer.name}\0{layer.key}".encode()).hexdigest()[:20]
+        return self.folder / f"{re.sub(r'[^A-Za-z0-9_.]', '_', layer.name)[:40]}-{digest}"
+
     async def ensure(self, layer: Layer) -> Path:
         """The layer's folder, built now if nobody has built it yet."""
-        digest = hashlib.sha256(f"{layer.name}\0{layer.key}".encode()).hexdigest()[:20]
-        final = self.folder / f"{re.sub(r'[^A-Za-z0-9_.]', '_', layer.name)[:40]}-{digest}"
+        final = self._place(layer)
         if final.exists():
             return final
         async with _locked(self.folder / f".{final.name}.lock"):

@@ -99,6 +99,8 @@ class Turn(Value):
 
     index: int
     """Order of arrival within the rollout, from 0."""
+    replaces: int | None = None
+    """The broken attempt that this call repeats, by its index: the agent went on as if that one had never been."""
     purpose: Purpose = Purpose.AGENT
     """What the agent made this call for."""
     session: str = ""

@@ -6,9 +6,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import anyio
@@ -23,7 +21,6 @@ from rollcage.cli.screen import Screen, marks_for, screen
 from rollcage.cli.text import one_line, seconds_of
 from rollcage.endpoints import EndpointRequest, kind_of, resolve
 from rollcage.errors import ModelError, RollcageError, SetupError, UsageError
-from rollcage.layers import Layer, LayerStore
 from rollcage.settings import KINDS, Settings
 from rollcage.types import Value
 
@@ -126,7 +123,8 @@ async def _agent(settings: Settings) -> Finding:
     try:
         here = agent(settings)
         name = f"{here.name} {here.version}"
-        missing = await _missing(here.layers(), provider(settings).layers)
+        layers = provider(settings).layers
+        missing = [layer for layer in here.layers() if not layers.has(layer)]
     except RollcageError as error:
         return Finding(name="agent", ok=False, detail=str(error))
     if missing:
@@ -162,28 +160,9 @@ async def _endpoint(request: EndpointRequest, settings: Settings) -> Finding:
     return Finding(name=f"endpoint {kind}", ok=False, detail=problem, remedy=remedy)
 
 
-class _NotBuilt(Exception):
-    """Raised in place of building a layer."""
-
-
-async def _missing(wanted: Sequence[Layer], layers: LayerStore) -> list[Layer]:
-    """Those that would have to be built."""
-
-    async def refuse(folder: Path) -> None:
-        raise _NotBuilt
-
-    missing = []
-    for layer in wanted:
-        try:
-            await layers.ensure(replace(layer, build=refuse))
-        except _NotBuilt:
-            missing.append(layer)
-    return missing
-
-
 async def _setup(settings: Settings, check: bool, as_json: bool) -> int:
     here, layers = agent(settings), provider(settings).layers
-    missing = await _missing(here.layers(), layers)
+    missing = [layer for layer in here.layers() if not layers.has(layer)]
     if check and missing:
         names = ", ".join(layer.name for layer in missing)
         raise SetupError(f"not prepared yet: {names}; run: {program()} setup")

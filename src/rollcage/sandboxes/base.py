@@ -55,7 +55,7 @@ class Sandbox(Protocol):
     def spawn(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = HOME
     ) -> AbstractAsyncContextManager[Process]:
-        """Start a command in fresh namespaces, with PATH, HOME, USER, LANG, TMPDIR and `env` as its whole environment."""
+        """Start a command in fresh namespaces; PATH, HOME, USER, LANG, TMPDIR and `env` are its whole environment."""
 
     async def read(self, path: str, *, limit: int = 16 << 20) -> bytes:
         """At most `limit` bytes of a regular file; FileMissing where there is none. Never leads out, never hangs."""
@@ -114,18 +114,34 @@ class Exit(NamedTuple):
     timed_out: bool
 
 
+class Tail:
+    """Keeps the last `limit` bytes of what goes by, and has what came so far also before the end."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._size, self._cut = limit, 0, False
+        self._chunks: deque[bytes] = deque()
+
+    async def drain(self, stream: ByteReceiveStream) -> None:
+        """Read a stream to its end."""
+        async for chunk in stream:
+            self._chunks.append(chunk)
+            self._size += len(chunk)
+            while self._size - len(self._chunks[0]) >= self._limit:
+                self._size -= len(self._chunks.popleft())
+                self._cut = True
+
+    @property
+    def output(self) -> Output:
+        """What was kept."""
+        data = b"".join(self._chunks)
+        return Output(data[-self._limit :], self._cut or len(data) > self._limit)
+
+
 async def tail(stream: ByteReceiveStream, limit: int) -> Output:
     """Drain a stream to its end, keeping only its last `limit` bytes."""
-    chunks: deque[bytes] = deque()
-    size, truncated = 0, False
-    async for chunk in stream:
-        chunks.append(chunk)
-        size += len(chunk)
-        while size - len(chunks[0]) >= limit:
-            size -= len(chunks.popleft())
-            truncated = True
-    data = b"".join(chunks)
-    return Output(data[-limit:], truncated or len(data) > limit)
+    kept = Tail(limit)
+    await kept.drain(stream)
+    return kept.output
 
 
 async def run(
@@ -140,7 +156,7 @@ async def run(
 ) -> Exit:
     """Run a command to its end; at the time limit it is killed with all it started (exit code 124)."""
     started = time.monotonic()
-    outputs: dict[str, Output] = {"stdout": Output(b"", False), "stderr": Output(b"", False)}
+    stdout, stderr = Tail(limit), Tail(limit)
     code, timed_out = 124, True
 
     async def feed(stream: ByteSendStream) -> None:
@@ -149,19 +165,15 @@ async def run(
             await stream.send(stdin)
 
     async with box.spawn(argv, env=env, cwd=cwd) as process:
-
-        async def drain(name: str, stream: ByteReceiveStream) -> None:
-            outputs[name] = await tail(stream, limit)
-
         with anyio.move_on_after(timeout_s):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(drain, "stdout", process.stdout)
-                tasks.start_soon(drain, "stderr", process.stderr)
+                tasks.start_soon(stdout.drain, process.stdout)
+                tasks.start_soon(stderr.drain, process.stderr)
                 if stdin:
                     await feed(process.stdin)
                 await process.stdin.aclose()
             code, timed_out = await process.wait(), False
-    return Exit(code, outputs["stdout"], outputs["stderr"], time.monotonic() - started, timed_out)
+    return Exit(code, stdout.output, stderr.output, time.monotonic() - started, timed_out)
 
 
 async def sh(

@@ -37,8 +37,10 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     kernel.adopt_orphans()
     gc.freeze()
-    control.send(b"ready")
-    _take_orders(control, watch, bwrap)
+    # Whoever started us may be gone already: then there is nothing to do and nobody to tell.
+    with suppress(BrokenPipeError):
+        control.send(b"ready")
+        _take_orders(control, watch, bwrap)
     _end_all()
 
 
