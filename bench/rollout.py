@@ -80,7 +80,7 @@ async def scripted_model() -> AsyncIterator[Endpoint]:
 
 
 def cpu_seconds() -> float:
-    """Processor time this machine has spent in all. What boxes run is nobody's child that could be asked for its own."""
+    """Processor time this machine has spent in all: what boxes run is nobody's child that could be asked."""
     user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split()[1:11])
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 

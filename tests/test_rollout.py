@@ -240,7 +240,7 @@ async def test_a_verifier_that_prints_a_gigabyte_is_cut_and_scored(play: Play) -
     ids=["forks without end", "writes 10 GB", "eats memory", "kills its box", "prints 1 GB"],
 )
 async def test_an_agent_that_runs_wild_ends_in_a_named_outcome(instruction: str, play: Play) -> None:
-    task = Task(instruction=instruction, verify=("true",), limits=Limits(agent_timeout_s=20))
+    task = Task(instruction=instruction, verify=("true",), limits=Limits(agent_timeout_s=8))
     rollout = await play(task, agent="shell", sandbox=SandboxSpec(pids=64))
     assert rollout.outcome in (Outcome.SUCCEEDED, Outcome.AGENT_FAILED, Outcome.AGENT_TIMEOUT), rollout.error
     assert rollout.reward is not None

@@ -19,7 +19,8 @@ from rollcage.layers import Layer
 from rollcage.sandboxes.base import Process, Sandbox, run, tail
 from rollcage.types import HOME, AgentSpec, Endpoint, JsonObject
 
-BINARY = f"{HOME}/.opencode/bin/opencode"
+BINARY = f"{HOME}/.rollcage/bin/opencode"
+"""Not in `~/.opencode`: OpenCode takes that for a folder of its configuration, and loses time making it up."""
 LOG = f"{HOME}/.local/share/opencode/log/opencode.log"
 MODELS = f"{HOME}/.config/opencode/models.json"
 PROVIDER = "rollcage"
@@ -47,7 +48,7 @@ class OpenCode:
     own_paths: Sequence[str] = tuple(
         f"{HOME}/{path}"
         for path in (
-            ".opencode",
+            ".rollcage",
             ".config/opencode",
             ".cache/opencode",
             ".local/share/opencode",

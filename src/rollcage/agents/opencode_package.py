@@ -68,7 +68,7 @@ def layer_of(package: Package, downloads: Path) -> Layer:
     ripgrep = shutil.which("rg", path=PATH)
     if ripgrep is None:
         raise SetupError("ripgrep is missing, OpenCode's search tools need it; run: apt-get install ripgrep")
-    key = "\n".join([*package, _sha512(Path(ripgrep)), json.dumps(_SEEDS, sort_keys=True), "2"])
+    key = "\n".join([*package, _sha512(Path(ripgrep)), json.dumps(_SEEDS, sort_keys=True), "3"])
 
     async def build(folder: Path) -> None:
         archive = await fetch(package, downloads)
@@ -78,7 +78,7 @@ def layer_of(package: Package, downloads: Path) -> Layer:
 
 
 def _fill(folder: Path, archive: Path, ripgrep: str) -> None:
-    binary, search = folder / ".opencode/bin/opencode", folder / ".cache/opencode/bin/rg"
+    binary, search = folder / ".rollcage/bin/opencode", folder / ".cache/opencode/bin/rg"
     binary.parent.mkdir(parents=True)
     search.parent.mkdir(parents=True)
     for path in (".config/opencode/node_modules", ".local/share/opencode", ".local/state/opencode"):
