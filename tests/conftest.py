@@ -42,7 +42,7 @@ async def model() -> AsyncIterator[ScriptedModel]:
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    async with Store.open(tmp_path / "log.db") as opened:
+    async with Store.open(tmp_path / "rollouts.db") as opened:
         yield opened
 
 

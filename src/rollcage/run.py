@@ -88,11 +88,14 @@ class Stages:
             await self._log(ended)
 
 
-async def run(job: Job, parts: Parts, log: Log) -> None:
-    """Run one rollout to its end; the last thing it does is to log `Ended`. Only a broken log raises."""
+async def run(job: Job, parts: Parts, log: Log, *, name: str = "") -> None:
+    """Run one rollout to its end; the last thing it does is to log `Ended`. Only a broken log raises.
+
+    `name`: what the gateway knows it by, for those who want to hear its model while it speaks.
+    """
     stages = Stages(log)
     try:
-        ended = await _rollout(job, parts, log, stages)
+        ended = await _rollout(job, parts, log, stages, name)
     except Failure as failure:
         ended = failure.ended
     except StoreError:
@@ -109,7 +112,7 @@ async def run(job: Job, parts: Parts, log: Log) -> None:
         await log(ended)
 
 
-async def _rollout(job: Job, parts: Parts, log: Log, stages: Stages) -> Ended:
+async def _rollout(job: Job, parts: Parts, log: Log, stages: Stages, name: str) -> Ended:
     clock = Clock(job.task.limits)
     with anyio.CancelScope(deadline=anyio.current_time() + clock.until_reserve()) as before_agent:
         await stages.enter(Stage.PROVISION)
@@ -120,7 +123,8 @@ async def _rollout(job: Job, parts: Parts, log: Log, stages: Stages) -> Ended:
             await _setup(job, box, log)
             before_agent.deadline = math.inf
             await stages.enter(Stage.AGENT)
-            verdict = await _agent(job, parts, box, log, min(job.task.limits.agent_timeout_s, clock.until_reserve()))
+            seconds = min(job.task.limits.agent_timeout_s, clock.until_reserve())
+            verdict = await _agent(job, parts, box, log, seconds=seconds, name=name)
             await stages.enter(Stage.VERIFY)
             seconds = min(job.task.limits.verify_timeout_s, clock.until_end())
             await verify(job, box, parts.provider, log, seconds=seconds, own=parts.agent.own_paths)
@@ -143,7 +147,7 @@ async def _setup(job: Job, box: Sandbox, log: Log) -> None:
         await box.checkpoint()
 
 
-async def _agent(job: Job, parts: Parts, box: Sandbox, log: Log, seconds: float) -> Ended:
+async def _agent(job: Job, parts: Parts, box: Sandbox, log: Log, *, seconds: float, name: str) -> Ended:
     """The agent works, the gateway records. When this returns its processes are dead and its key is void."""
     turns: list[Turn] = []
     ending: AgentExit | None = None
@@ -154,7 +158,7 @@ async def _agent(job: Job, parts: Parts, box: Sandbox, log: Log, seconds: float)
 
     async with (
         box.listen(GATEWAY_PORT) as sock,
-        parts.gateway.lend(job.model, sock, limits=job.task.limits, mode=job.mode, record=record) as lease,
+        parts.gateway.lend(job.model, sock, limits=job.task.limits, mode=job.mode, record=record, name=name) as lease,
     ):
         with anyio.move_on_after(max(0.0, seconds)):
             workdir = job.task.workdir

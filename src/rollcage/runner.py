@@ -18,6 +18,7 @@ from rollcage.agents.base import Agent
 from rollcage.errors import StoreError, UsageError
 from rollcage.events import AbortRequested, Ended, Event, Queued, Rollout
 from rollcage.gateway import Gateway
+from rollcage.live import serving
 from rollcage.run import Parts, run
 from rollcage.sandboxes.base import Provider
 from rollcage.store import Store
@@ -57,6 +58,10 @@ class Owners:
             path.unlink(missing_ok=True)
             os.close(descriptor)
 
+    def socket(self, name: str) -> Path:
+        """Where that owner tells what its models say."""
+        return self._folder / f"{name}.live"
+
     def alive(self, name: str) -> bool:
         """Whether that owner's process still lives."""
         try:
@@ -69,8 +74,8 @@ class Owners:
             return True
         finally:
             os.close(descriptor)
-        with suppress(OSError):
-            (self._folder / name).unlink()
+        for left in (self._folder / name, self.socket(name)):
+            left.unlink(missing_ok=True)
         return False
 
 
@@ -127,10 +132,11 @@ class Runner:
             async with anyio.create_task_group() as tasks:
                 runner = cls(store, backends, tasks, owner, at_once)
                 await tasks.start(runner._obey)
-                try:
-                    yield runner
-                finally:
-                    tasks.cancel_scope.cancel()
+                async with serving(owners.socket(owner), backends.gateway.watch):
+                    try:
+                        yield runner
+                    finally:
+                        tasks.cancel_scope.cancel()
 
     async def start(self, job: Job) -> str:
         """Queue a rollout; its id. The log has it when this returns."""
@@ -177,7 +183,7 @@ class Runner:
                 try:
                     async with self._places:
                         entered = True
-                        await run(job, parts, log)
+                        await run(job, parts, log, name=rollout_id)
                 finally:
                     if not entered:
                         with anyio.CancelScope(shield=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
@@ -28,6 +28,9 @@ from rollcage.events import (
     TurnEnded,
 )
 from rollcage.types import CommandResult, Job, Stage, Turn
+
+if TYPE_CHECKING:
+    from rollcage.gateway.live import Delta
 
 SCRIPTED = "SCRIPTED: no model is running; every answer comes from the task's own script"
 """Said wherever the output of the scripted model is shown."""
@@ -71,6 +74,7 @@ class Narrator:
         self.sampled = 0
         self.ended = False
         self._home = ""
+        self._speech: dict[int, tuple[str, int]] = {}
 
     def tell(self, entry: Entry) -> list[Text]:
         """The lines for one entry; often none."""
@@ -105,6 +109,13 @@ class Narrator:
             case event:
                 return self._remark(event)
 
+    def hear(self, delta: Delta) -> None:
+        """The end of what the model is saying at this moment, for the status line."""
+        words, _ = self._speech.pop(delta.turn, ("", 0))
+        if not delta.ended:
+            said = delta.reasoning + delta.content + delta.calls
+            self._speech[delta.turn] = ((words + said)[-200:], delta.tokens)
+
     def status(self, now: float) -> Text:
         """The line under all others: what is going on at this moment."""
         dot = f" {self.marks.dot} "
@@ -115,6 +126,9 @@ class Narrator:
             text.append(
                 dot + counted(self.turns, "turn") + dot + f"{counted(self.sampled, 'token')} sampled", style=DIM
             )
+        for words, tokens in list(self._speech.values())[-1:]:
+            text.append(f"{dot}{counted(tokens, 'token')} so far: ", style=DIM)
+            text.append(one_line(words)[-max(10, self.width - 70) :])
         if self.hint:
             text.append(dot + self.hint, style=DIM)
         return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,14 @@ from rollcage.cli.parts import opened_log, opened_runner
 from rollcage.cli.request import wanted
 from rollcage.endpoints import opened
 from rollcage.errors import SetupError
-from rollcage.events import AbortRequested, Rollout
+from rollcage.events import AbortRequested, AgentStarted, Entry, Queued, Rollout
 from rollcage.result import result_of
 from rollcage.settings import Settings
 from rollcage.tasks import TaskFile
 from rollcage.types import Job, Outcome
 
 if TYPE_CHECKING:
+    from rollcage.cli.screen import View
     from rollcage.runner import Runner
     from rollcage.store import Store
 
@@ -88,26 +89,46 @@ async def _rollout(settings: Settings, task: TaskFile, output: Output, interrupt
 
 
 async def _show(store: Store, rollout_id: str, output: Output, interrupts: Interrupts) -> None:
+    async with aclosing(_followed(store, rollout_id, output)) as entries:
+        async for entry in entries:
+            if interrupts.reader_left:
+                continue
+            try:
+                output.show(entry)
+            except BrokenPipeError:
+                interrupts.reader_left = True
+                await interrupts.stop()
+
+
+async def _followed(store: Store, rollout_id: str, output: Output) -> AsyncGenerator[Entry, None]:
+    """The rollout's entries as they come; meanwhile the view hears what the model is saying."""
     with output.view.running() if output.view else nullcontext():
-        async with aclosing(store.follow(rollout_id)) as entries:
+        async with anyio.create_task_group() as tasks, aclosing(store.follow(rollout_id)) as entries:
+            owner = ""
             async for entry in entries:
-                if interrupts.reader_left:
-                    continue
-                try:
-                    output.show(entry)
-                except BrokenPipeError:
-                    interrupts.reader_left = True
-                    await interrupts.stop()
+                if isinstance(entry.event, Queued):
+                    owner = entry.event.owner
+                elif isinstance(entry.event, AgentStarted) and output.view:
+                    tasks.start_soon(_hear, store, owner, rollout_id, output.view)
+                yield entry
+            tasks.cancel_scope.cancel()
+
+
+async def _hear(store: Store, owner: str, rollout_id: str, view: View) -> None:
+    from rollcage.live import heard
+    from rollcage.runner import Owners
+
+    async for delta in heard(Owners.beside(store).socket(owner), rollout_id):
+        view.narrator.hear(delta)
 
 
 async def _watch(settings: Settings, prefix: str, style: Style) -> int:
     output = Output(settings, style, hint="Ctrl-C leaves, the rollout goes on")
     async with opened_log(settings) as store:
         rollout_id = await store.find(prefix)
-        with output.view.running() if output.view else nullcontext():
-            async with aclosing(store.follow(rollout_id)) as entries:
-                async for entry in entries:
-                    output.show(entry)
+        async with aclosing(_followed(store, rollout_id, output)) as entries:
+            async for entry in entries:
+                output.show(entry)
         rollout = await store.rollout(rollout_id)
     output.finish(rollout)
     return codes.SUCCEEDED if rollout.outcome is Outcome.SUCCEEDED else codes.OTHER
