@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from rollcage.cli.codes import HELP
+from rollcage.cli.model import model
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -187,3 +188,6 @@ def setup(check: bool, as_json: bool) -> int:
     from rollcage.cli import doctor
 
     return doctor.setup(check, as_json)
+
+
+rollcage.add_command(model)

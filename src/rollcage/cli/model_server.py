@@ -32,16 +32,18 @@ def serve(port: int, context: int, threads: int | None, as_json: bool) -> int:
 
 async def _serve(local: LocalModel, download: _Download, as_json: bool) -> int:
     local.progress = download.show
+    code = codes.INTERRUPTED
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_at_signal, tasks.cancel_scope)
         try:
             async with local:
                 download.close()
                 _tell(local, as_json)
+                code = codes.SUCCEEDED  # from now on, being stopped is how it ends
                 await local.wait()
         finally:
             download.close()
-    return codes.SUCCEEDED
+    return code
 
 
 async def _stop_at_signal(scope: anyio.CancelScope) -> None:
