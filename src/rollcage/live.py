@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 
 import anyio
-from anyio.abc import SocketStream
+from anyio.abc import SocketStream, TaskStatus
 from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import ValidationError
 
@@ -25,8 +25,7 @@ _LINE = 1 << 20
 _BROKEN = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, anyio.IncompleteRead)
 
 
-@asynccontextmanager
-async def serving(path: Path, watch: Watch) -> AsyncIterator[None]:
+async def serve(path: Path, watch: Watch, *, task_status: TaskStatus[None]) -> None:
     """Tell whoever connects to `path`, and names a rollout, what is said to it. Only this user may connect."""
 
     async def tell(client: SocketStream) -> None:
@@ -39,14 +38,13 @@ async def serving(path: Path, watch: Watch) -> AsyncIterator[None]:
 
     with _short(path) as address:
         listener = await anyio.create_unix_listener(address, mode=0o600)
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, tell)
-        try:
-            yield
-        finally:
-            tasks.cancel_scope.cancel()
-            with suppress(OSError):
-                os.unlink(path)  # noqa: PTH108 - one name in one folder: nothing to wait for
+    try:
+        async with listener:
+            task_status.started()
+            await listener.serve(tell)
+    finally:
+        with suppress(OSError):
+            os.unlink(path)  # noqa: PTH108 - one name in one folder: nothing to wait for
 
 
 async def heard(path: Path, rollout_id: str) -> AsyncIterator[Delta]:

@@ -18,7 +18,7 @@ from rollcage.agents.base import Agent
 from rollcage.errors import StoreError, UsageError
 from rollcage.events import AbortRequested, Ended, Event, Queued, Rollout
 from rollcage.gateway import Gateway
-from rollcage.live import serving
+from rollcage.live import serve
 from rollcage.run import Parts, run
 from rollcage.sandboxes.base import Provider
 from rollcage.store import Store
@@ -132,11 +132,11 @@ class Runner:
             async with anyio.create_task_group() as tasks:
                 runner = cls(store, backends, tasks, owner, at_once)
                 await tasks.start(runner._obey)
-                async with serving(owners.socket(owner), backends.gateway.watch):
-                    try:
-                        yield runner
-                    finally:
-                        tasks.cancel_scope.cancel()
+                await tasks.start(serve, owners.socket(owner), backends.gateway.watch)
+                try:
+                    yield runner
+                finally:
+                    tasks.cancel_scope.cancel()
 
     async def start(self, job: Job) -> str:
         """Queue a rollout; its id. The log has it when this returns."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -89,19 +89,20 @@ async def _rollout(settings: Settings, task: TaskFile, output: Output, interrupt
 
 
 async def _show(store: Store, rollout_id: str, output: Output, interrupts: Interrupts) -> None:
-    async with aclosing(_followed(store, rollout_id, output)) as entries:
-        async for entry in entries:
-            if interrupts.reader_left:
-                continue
-            try:
-                output.show(entry)
-            except BrokenPipeError:
-                interrupts.reader_left = True
-                await interrupts.stop()
+    async def show(entry: Entry) -> None:
+        if interrupts.reader_left:
+            return
+        try:
+            output.show(entry)
+        except BrokenPipeError:
+            interrupts.reader_left = True
+            await interrupts.stop()
+
+    await _follow(store, rollout_id, output, show)
 
 
-async def _followed(store: Store, rollout_id: str, output: Output) -> AsyncGenerator[Entry, None]:
-    """The rollout's entries as they come; meanwhile the view hears what the model is saying."""
+async def _follow(store: Store, rollout_id: str, output: Output, show: Callable[[Entry], Awaitable[None]]) -> None:
+    """Show the rollout's entries as they come; meanwhile the view hears what the model is saying."""
     with output.view.running() if output.view else nullcontext():
         async with anyio.create_task_group() as tasks, aclosing(store.follow(rollout_id)) as entries:
             owner = ""
@@ -110,7 +111,7 @@ async def _followed(store: Store, rollout_id: str, output: Output) -> AsyncGener
                     owner = entry.event.owner
                 elif isinstance(entry.event, AgentStarted) and output.view:
                     tasks.start_soon(_hear, store, owner, rollout_id, output.view)
-                yield entry
+                await show(entry)
             tasks.cancel_scope.cancel()
 
 
@@ -126,9 +127,11 @@ async def _watch(settings: Settings, prefix: str, style: Style) -> int:
     output = Output(settings, style, hint="Ctrl-C leaves, the rollout goes on")
     async with opened_log(settings) as store:
         rollout_id = await store.find(prefix)
-        async with aclosing(_followed(store, rollout_id, output)) as entries:
-            async for entry in entries:
-                output.show(entry)
+
+        async def tell(entry: Entry) -> None:
+            output.show(entry)
+
+        await _follow(store, rollout_id, output, tell)
         rollout = await store.rollout(rollout_id)
     output.finish(rollout)
     return codes.SUCCEEDED if rollout.outcome is Outcome.SUCCEEDED else codes.OTHER
