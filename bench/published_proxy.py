@@ -1,4 +1,4 @@
-"""The published design of a capturing proxy, as a baseline: FastAPI in front, httpx behind, every chunk parsed with `json`.
+"""The published design of a capturing proxy, as a baseline: FastAPI, httpx, and `json` for every chunk.
 
     python bench/published_proxy.py PORT UPSTREAM_PORT RECORD_FILE
 

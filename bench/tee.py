@@ -1,6 +1,6 @@
-"""What a proxy in this language costs at least: bytes go through unread on uvloop, and the model's go to a file as well.
+"""What a proxy in this language costs at least: bytes go through unread on uvloop, the model's also to a file.
 
-    python bench/tee.py PORT UPSTREAM_PORT RECORD_FILE
+python bench/tee.py PORT UPSTREAM_PORT RECORD_FILE
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ class Record:
 class Side(asyncio.Protocol):
     """One end of a connection; what it receives, the other end sends."""
 
+    transport: asyncio.Transport
+
     def __init__(self, record: Record | None = None) -> None:
         self._record = record
         self._early: list[bytes] = []
-        self.transport: asyncio.Transport | None = None
         self.other: asyncio.Transport | None = None
 
     def join(self, other: Side) -> None:
         """Where this end's bytes go from now on."""
         self.other = other.transport
-        if self.other is not None:
+        if self._early:
             self.other.writelines(self._early)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -84,6 +85,9 @@ class Client(Side):
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         _, model = await loop.create_connection(lambda: Side(self._copy), "127.0.0.1", self._port)
+        if self.transport.is_closing():
+            model.transport.abort()
+            return
         model.join(self)
         self.join(model)
 

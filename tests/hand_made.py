@@ -275,7 +275,9 @@ class Client:
 
 
 def chat(*, stream: bool = True, **fields: Any) -> dict[str, Any]:
-    return {"model": "model", "messages": [{"role": "user", "content": "hi"}], "stream": stream, **fields}
+    """What OpenCode asks: with a count at the end of its streams."""
+    counted = {"stream_options": {"include_usage": True}} if stream else {}
+    return {"model": "model", "messages": [{"role": "user", "content": "hi"}], "stream": stream, **counted, **fields}
 
 
 def listener() -> socket.socket:

@@ -92,7 +92,7 @@ async def test_the_turn_is_kept_before_the_last_byte_leaves() -> None:
         ) as lease:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             key = lease.endpoint.key.get_secret_value()
-            body = '{"messages":[],"stream":true}'
+            body = '{"messages":[],"stream":true,"stream_options":{"include_usage":true}}'
             writer.write(
                 f"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {key}\r\n"
                 f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
@@ -184,7 +184,7 @@ async def test_text_completions_are_relayed_with_a_count_of_alternatives() -> No
 
 async def test_black_box_relays_but_asks_for_nothing_and_records_nothing() -> None:
     async with hand_made(says("a", "b")) as model, rig(model.endpoint(), mode="black_box") as gate:
-        reply = await gate.ask()
+        reply = await gate.ask({"messages": [], "stream": True})
         assert reply.body == b"".join(whole("a", "b"))
         assert not {"logprobs", "top_logprobs", "return_token_ids", "stream_options"} & model.asked[0].json.keys()
         assert model.asked[0].json["max_tokens"] == 4096

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -26,6 +29,7 @@ from hand_made import (
     until,
 )
 from rollcage.gateway import Gateway
+from rollcage.gateway.bodies import read
 from rollcage.types import Limits, Turn
 
 
@@ -196,6 +200,68 @@ async def test_a_body_of_fifty_megabytes_goes_through_and_one_beyond_the_limit_d
                 client.writer.write(piece)
                 await client.writer.drain()
             assert (await client.reply()).status == 413
+
+
+async def test_a_large_body_is_read_in_parts_and_arrives_as_it_was_sent() -> None:
+    said = [{"role": "user", "content": f'{n} "quoted" é' * 200} for n in range(4000)]
+    body = {"messages": said, "stream": True, "tools": [], "x": {"y": [1.5, None, True]}}
+    ticks: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            ticks.append(time.perf_counter())
+            await asyncio.sleep(0)
+
+    data = json.dumps(body).encode()
+    assert len(data) > 10 << 20
+    ticking = asyncio.ensure_future(tick())
+    read_body = await read(data)
+    ticking.cancel()
+    gaps = [b - a for a, b in itertools.pairwise(ticks)]
+    assert read_body is not None
+    assert read_body.value == body
+    # Nobody waits for all of it: others ran hundreds of times in between.
+    assert len(ticks) > 50
+    assert max(gaps) < sum(gaps)
+    async with hand_made(says("a")) as model, rig(model.endpoint()) as gate:
+        assert (await gate.ask(data)).status == 200
+        assert model.asked[0].json["messages"] == said
+        assert gate.recorded[0].request == model.asked[0].json
+
+
+async def test_a_stream_goes_on_while_another_agent_sends_fifty_megabytes() -> None:
+    sent: list[float] = []
+    stop = asyncio.Event()
+
+    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if len(asked.body) > 1 << 20:
+            await says("big")(asked, writer)
+            return
+        writer.write(head(Transfer_Encoding="chunked"))
+        while not stop.is_set():
+            sent.append(time.perf_counter())
+            writer.write(chunked(text_event("x", ids=[1])))
+            await asyncio.sleep(0.005)
+        writer.write(chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    async with hand_made(answer) as model, rig(model.endpoint()) as gate, gate.connect() as client:
+        client.writer.write(gate.request(chat()))
+        await client.head()
+        arrived = [time.perf_counter()]
+
+        async def listen() -> None:
+            while b"[DONE]" not in await client.chunk():
+                arrived.append(time.perf_counter())
+
+        listening = asyncio.ensure_future(listen())
+        said = [{"role": "user", "content": "x" * (1 << 20)} for _ in range(50)]
+        body = json.dumps({"messages": said, "stream": True}).encode()
+        assert (await gate.ask(body)).status == 200
+        stop.set()
+        await listening
+        waited = max(b - a for a, b in itertools.pairwise(arrived))
+        # Client, gateway and model share this loop, so copies of the whole are felt; decoding it would be felt more.
+        assert waited < 1.0
 
 
 async def test_a_box_cannot_make_the_gateway_hold_more_than_its_share() -> None:

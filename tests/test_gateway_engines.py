@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
-from hand_made import chat, rig
+from hand_made import Reply, chat, rig
 from rollcage.gateway import Gateway
+from rollcage.gateway.capture import Answer, Call, End
+from rollcage.gateway.sse import Events
 from rollcage.testing import ScriptedCall, ScriptedModel, ScriptedTurn
 
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
@@ -34,43 +39,105 @@ async def test_vllm_gives_a_trainable_turn_with_every_token(script: ScriptedTurn
         assert all(len(token.top) == 5 for token in turn.tokens)
 
 
-@pytest.mark.parametrize(
-    ("profile", "stream", "reason"),
-    [
-        ("vllm-0.20", True, ""),
-        ("vllm-0.12", True, "tokens captured, but the engine counted"),
-        ("vllm-0.12", False, ""),
-        ("sglang", True, "token ids but"),
-        ("sglang", False, ""),
-        ("llamacpp", True, "neither token ids nor logprobs"),
-        ("llamacpp", False, "no prompt token ids"),
-    ],
-)
-async def test_other_engines_give_what_they_can_and_say_what_they_cannot(
-    profile: str, stream: bool, reason: str
-) -> None:
+PROFILES = ["vllm-0.32", "vllm-0.20", "vllm-0.12", "sglang", "llamacpp"]
+
+
+def told(reply: Reply) -> dict[str, Any]:
+    """The message that an agent puts together from a stream, and what else it sees."""
+    events = [event.data for event in Events().feed(reply.body)]
+    assert events[-1] == b"[DONE]"
+    chunks = [json.loads(data) for data in events[:-1]]
+    answer = Answer()
+    answer.feed(reply.body)
+    turn = answer.turn(Call(0, {}), End(200))
+    return {"message": turn.message, "finish": turn.finish_reason, "usage": turn.usage, "chunks": chunks}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("profile", PROFILES)
+async def test_every_engine_that_tells_ids_gives_trainable_turns_streamed_or_not(profile: str, stream: bool) -> None:
     async with ScriptedModel() as model, Gateway.open() as gateway:
-        # The scripted model signs no engine's name, so the catalog entry has to say it.
-        endpoint = model.endpoint([CALLS], profile=profile).model_copy(update={"kind": profile.partition("-")[0]})
+        endpoint = model.endpoint([CALLS], profile=profile)
         await gateway.check(endpoint)
         async with rig(endpoint, gateway=gateway) as gate:
-            assert (await gate.ask(chat(stream=stream, tools=[TOOL]))).status == 200
+            reply = await gate.ask(chat(stream=stream, tools=[TOOL]))
+            assert reply.status == 200
             (turn,) = gate.recorded
-        assert reason in turn.untrainable_reason
-        assert turn.trainable == (not reason)
-        assert len(turn.message["tool_calls"]) == 2
-        assert turn.error is None
+        assert (turn.untrainable_reason, turn.trainable, turn.error) == ("", True, None)
+        assert (len(turn.tokens), len(turn.prompt_ids)) == (
+            turn.usage["completion_tokens"],
+            turn.usage["prompt_tokens"],
+        )
+        assert all(token.logprob is not None and token.id is not None for token in turn.tokens)
+        assert [call["function"]["name"] for call in turn.message["tool_calls"]] == ["bash", "bash"]
+        assert turn.streamed is stream
         assert len(model.requests(endpoint)) == 1  # asked rightly the first time
+        if stream:
+            seen = told(reply)
+            assert (seen["message"], seen["finish"]) == (turn.message, turn.finish_reason)
+            assert seen["usage"]["completion_tokens"] == turn.usage["completion_tokens"]
+
+
+async def test_openai_tells_no_ids_and_the_turn_says_so() -> None:
+    async with ScriptedModel() as model, Gateway.open() as gateway:
+        endpoint = model.endpoint([SAYS], profile="openai").model_copy(update={"kind": "openai"})
+        await gateway.check(endpoint)
+        async with rig(endpoint, gateway=gateway) as gate:
+            assert (await gate.ask(chat(tools=[TOOL]))).status == 200
+            (turn,) = gate.recorded
+        assert turn.untrainable_reason == "the engine gave no token ids (OpenAI tells no token ids)"
+        assert [token.logprob is not None for token in turn.tokens] == [True] * len(turn.tokens)
+        assert len(model.requests(endpoint)) == 1
+
+
+async def test_an_old_vllm_that_swallows_tokens_of_a_plain_stream_is_named_as_the_reason() -> None:
+    thinks = ScriptedTurn(reasoning="Let me think about it.", text="Done.")
+    async with ScriptedModel() as model, Gateway.open() as gateway:
+        endpoint = model.endpoint([thinks], profile="vllm-0.12")
+        await gateway.check(endpoint)
+        async with rig(endpoint, gateway=gateway) as gate:
+            await gate.ask()
+            (turn,) = gate.recorded
+        assert not turn.trainable
+        assert turn.untrainable_reason.endswith(
+            "(vLLM 0.12.0 drops tokens of a stream that its parsers swallow, 0.13 and later do not)"
+        )
 
 
 @pytest.mark.parametrize("profile", ["vllm-0.32", "sglang", "llamacpp"])
-async def test_an_engine_nobody_asked_who_it_is_is_still_served(profile: str) -> None:
+async def test_an_engine_nobody_asked_who_it_is_is_still_served_and_its_lesson_kept(profile: str) -> None:
     async with ScriptedModel() as model:
         endpoint = model.endpoint([CALLS], profile=profile)
         async with rig(endpoint) as gate:
-            assert (await gate.ask(chat(tools=[TOOL]))).status == 200
-            (turn,) = gate.recorded
-        assert (turn.status, turn.error, len(turn.message["tool_calls"])) == (200, None, 2)
+            assert [(await gate.ask(chat(tools=[TOOL]))).status for _ in range(2)] == [200, 200]
+        first, second = gate.recorded
+        assert (second.status, second.error, len(second.message["tool_calls"])) == (200, None, 2)
+        # Both who mind ids or logprobs in a stream are asked for none, and tell what they can.
+        assert second.request["stream"] is (profile == "vllm-0.32")
+        assert second.tokens == first.tokens
+        assert all(token.logprob is not None for token in second.tokens)
+        assert len(model.requests(endpoint)) == (2 if profile == "vllm-0.32" else 3)
+
+
+async def test_two_engines_behind_one_address_are_told_apart_by_their_keys() -> None:
+    async with ScriptedModel() as model, Gateway.open() as gateway:
+        for profile in ("sglang", "vllm-0.32", "llamacpp"):
+            endpoint = model.endpoint([CALLS], profile=profile)
+            await gateway.check(endpoint)
+            async with rig(endpoint, gateway=gateway) as gate:
+                await gate.ask(chat(tools=[TOOL]))
+                assert gate.recorded[0].trainable
+                assert gate.recorded[0].request["stream"] is (profile == "vllm-0.32")
+
+
+@pytest.mark.parametrize("profile", ["sglang", "llamacpp"])
+async def test_a_black_box_streams_live_whatever_the_engine(profile: str) -> None:
+    async with ScriptedModel() as model, Gateway.open() as gateway:
+        endpoint = model.endpoint([CALLS], profile=profile)
+        await gateway.check(endpoint)
+        async with rig(endpoint, gateway=gateway, mode="black_box") as gate:
+            assert told(await gate.ask(chat(tools=[TOOL])))["message"]["tool_calls"]
+        assert model.requests(endpoint)[0].body["stream"] is True
 
 
 async def test_a_script_with_faults_leaves_one_turn_for_each_attempt() -> None:

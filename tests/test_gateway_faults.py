@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import ssl
 import subprocess
@@ -170,6 +171,57 @@ async def test_a_wrong_content_type_does_not_cost_the_turn(kind: str) -> None:
         assert gate.recorded[0].trainable
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_a_body_that_was_packed_unasked_is_captured_and_reaches_the_agent(path: str) -> None:
+    unary = {"choices": [{"index": 0, "message": {"content": "hi"}, "finish_reason": "stop"}]}
+    packed = gzip.compress(json.dumps(unary).encode())
+
+    async def answer(_: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(plain("200 OK", packed, Content_Encoding="gzip"))
+
+    async with hand_made(answer) as model, rig(model.endpoint()) as gate:
+        reply = await gate.ask({"messages": chat()["messages"], "max_tokens": 9}, path=path)
+        if path == "/v1/messages":
+            assert reply.json["content"] == [{"type": "text", "text": "hi"}]
+            assert "content-encoding" not in reply.headers
+        else:
+            assert (reply.body, reply.headers["content-encoding"]) == (packed, "gzip")
+        assert (gate.recorded[0].message["content"], gate.recorded[0].error) == ("hi", None)
+
+
+async def test_an_engine_that_minds_the_stream_and_not_the_field_is_asked_for_no_stream_from_then_on() -> None:
+    good = says("a")
+
+    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if asked.json["stream"] and "return_token_ids" in asked.json:
+            error = {"object": "error", "message": "return_token_ids is not supported with stream=true"}
+            writer.write(plain("400 Bad Request", error))
+        else:
+            await good(asked, writer)
+
+    async with hand_made(answer) as model, rig(model.endpoint()) as gate:
+        for _ in range(2):
+            reply = await gate.ask()
+            assert reply.body.endswith(b"data: [DONE]\n\n")
+        assert [asked.json["stream"] for asked in model.asked] == [True, False, False]
+        assert [turn.trainable for turn in gate.recorded] == [True, True]
+
+
+async def test_an_engine_that_minds_a_field_with_or_without_a_stream_goes_on_streaming() -> None:
+    good = says("a")
+
+    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if "return_token_ids" in asked.json:
+            writer.write(plain("400 Bad Request", {"error": {"message": f"no return_token_ids: {asked.json}"}}))
+        else:
+            await good(asked, writer)
+
+    async with hand_made(answer) as model, rig(model.endpoint()) as gate:
+        assert [(await gate.ask()).status for _ in range(2)] == [200, 200]
+        assert [asked.json["stream"] for asked in model.asked] == [True, False, True, True]
+        assert "return_token_ids" not in model.asked[-1].json
+
+
 async def test_a_redirect_is_no_turn_to_train_on() -> None:
     async def answer(_: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(head("307 Temporary Redirect", "text/plain", Location="/elsewhere", Content_Length="0"))
@@ -211,6 +263,22 @@ async def test_a_kept_connection_that_the_model_closed_is_replaced_without_the_a
     async with hand_made(answer) as model, rig(model.endpoint()) as gate:
         assert [(await gate.ask()).status for _ in range(2)] == [200, 200]
         assert (len(model.asked), model.connections, len(gate.recorded)) == (3, 2, 2)
+
+
+async def test_a_model_that_dies_at_work_is_not_asked_again_behind_the_agents_back() -> None:
+    good = says("a")
+
+    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if len(model.asked) == 2:
+            await asyncio.sleep(1.1)  # longer than any stale connection takes to show
+            writer.close()
+        else:
+            await good(asked, writer)
+
+    async with hand_made(answer) as model, rig(model.endpoint()) as gate:
+        assert [(await gate.ask()).status for _ in range(2)] == [200, 502]
+        assert (len(model.asked), gate.recorded[1].status) == (2, 0)
+        assert gate.recorded[1].error == "no answer from the model: the upstream broke off"
 
 
 async def test_an_engine_that_refuses_a_field_we_added_is_asked_without_it_from_then_on() -> None:

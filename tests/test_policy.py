@@ -9,8 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcage.gateway.engines import Engine, engine_of, guess, refused_field, wants_modern_cap
-from rollcage.gateway.policy import added, origin_of, outgoing, refusal
+from rollcage.gateway.engines import (
+    Engine,
+    Known,
+    Said,
+    Wanted,
+    engine_of,
+    guess,
+    minds_stream,
+    refused_field,
+    signed,
+    wants_modern_cap,
+)
+from rollcage.gateway.policy import added, limit_reached, origin_of, outgoing, problem
 from rollcage.types import Endpoint, Limits, Purpose
 
 ENGINES = st.sampled_from(["unknown", "vllm", "sglang", "llamacpp", "openai", "hf_router"]).map(Engine)
@@ -60,13 +71,14 @@ def test_the_agents_own_body_is_never_changed_and_what_is_not_ours_is_passed_on(
     out = sent(body, engine)
     assert body == before
     ours = CAPS | {"model", *engine.asks(_everything(out))}
+    if engine.unstreams(_everything(body)):
+        ours |= {"stream", "stream_options"}
+        assert out["stream"] is False
     assert {k: v for k, v in out.items() if k not in ours} == {k: v for k, v in body.items() if k not in ours}
     assert out["model"] == "real"
 
 
 def _everything(out: dict[str, Any]) -> Any:
-    from rollcage.gateway.engines import Wanted
-
     return Wanted(chat=True, stream=out.get("stream") is True, tools=bool(out.get("tools")), alternatives=5)
 
 
@@ -99,11 +111,8 @@ def test_an_agent_that_wants_more_alternatives_or_said_no_logprobs_is_still_capt
 
 
 def test_each_engine_is_asked_in_its_own_words() -> None:
-    chat = {"messages": [], "stream": True, "tools": [{}]}
-    assert "logprobs" not in sent(chat, Engine("llamacpp"))
+    chat = {"messages": [], "stream": True, "stream_options": {"include_usage": True}, "tools": [{}]}
     assert sent({"messages": []}, Engine("llamacpp"), top_logprobs=0)["top_logprobs"] == 1
-    streamed = sent(chat, Engine("sglang"))
-    assert (streamed["return_output_ids_in_sglext"], "return_token_ids" in streamed) == (True, False)
     assert sent({"messages": []}, Engine("sglang"))["return_prompt_token_ids"] is True
     assert sent(chat, Engine("hf_router"), top_logprobs=20)["top_logprobs"] == 5
     hosted = sent({**chat, "max_tokens": 9}, Engine("openai"))
@@ -112,6 +121,40 @@ def test_each_engine_is_asked_in_its_own_words() -> None:
     assert (old["return_tokens_as_token_ids"], "return_token_ids" in old) == (True, False)
     text = sent({"prompt": "x"}, Engine("vllm"))
     assert (text["logprobs"], "top_logprobs" in text) == (5, False)
+
+
+@pytest.mark.parametrize(
+    ("engine", "with_tools", "without"),
+    [
+        (Engine("sglang"), True, True),
+        (Engine("llamacpp"), True, True),
+        (Engine("vllm", (0, 10, 1)), False, False),
+        (Engine("vllm", (0, 10, 2)), True, False),
+        (Engine("vllm", (0, 12, 0)), True, False),
+        (Engine("vllm", (0, 13, 0)), False, False),
+        (Engine("vllm", (0, 32, 0)), False, False),
+        (Engine("vllm"), False, False),
+        (Engine("unknown"), False, False),
+        (Engine("unknown").without("stream"), True, True),
+        (Engine("sglang").silenced(), False, False),
+    ],
+)
+def test_engines_that_tell_all_only_at_the_end_are_asked_for_no_stream(
+    engine: Engine, with_tools: bool, without: bool
+) -> None:
+    chat = {"messages": [], "stream": True, "stream_options": {"include_usage": True}}
+    for count, unstreamed in ((1, with_tools), (0, without)):
+        tools: list[dict[str, Any]] = [{}] * count
+        out = sent({**chat, "tools": tools}, engine)
+        assert (out["stream"], "stream_options" in out) == (not unstreamed, not unstreamed)
+        assert sent({"messages": [], "tools": tools}, engine).get("stream") is None
+
+
+def test_an_engine_that_cannot_tell_all_says_since_when_it_can() -> None:
+    assert Engine("vllm", (0, 9, 1)).advice == "vLLM 0.9.1 cannot tell them all, 0.13 and later can"
+    assert Engine("vllm", (0, 12, 0)).advice.startswith("vLLM 0.12.0 drops tokens of a stream")
+    assert [Engine(*who).advice for who in (("vllm",), ("vllm", (0, 13, 0)), ("unknown",), ("sglang",))] == [""] * 4
+    assert Engine("openai").advice == "OpenAI tells no token ids"
 
 
 def test_sampling_of_the_endpoint_wins_and_no_cap_means_no_cap() -> None:
@@ -130,11 +173,11 @@ def test_thinking_and_extra_fields_are_merged_into_what_is_there() -> None:
 
 def test_a_refusal_gives_agents_no_reason_to_try_again() -> None:
     for limits, turns, spent in ((Limits(max_turns=3), 3, 0), (Limits(token_budget=500), 0, 500)):
-        body = (refusal(limits, turns=turns, spent=spent) or b"").decode()
+        body = problem(limit_reached(limits, turns=turns, spent=spent)).decode()
         assert "invalid_request_error" in body
         assert not re.search(r"\d|rate|limit exceeded|server_error|overloaded|timeout|unavailable", body)
-        assert refusal(limits, turns=turns - 1, spent=spent - 1) is None
-    assert refusal(Limits(), turns=10**6, spent=10**9) is None
+        assert not limit_reached(limits, turns=turns - 1, spent=spent - 1)
+    assert not limit_reached(Limits(), turns=10**6, spent=10**9)
 
 
 @pytest.mark.parametrize(
@@ -164,11 +207,39 @@ def test_what_a_call_is_for(headers: dict[str, str], body: dict[str, Any], purpo
     assert origin == (purpose, "s", headers.get("x-parent-session-id", ""))
 
 
-def test_an_engine_is_known_by_its_answers() -> None:
+@pytest.mark.parametrize(
+    ("headers", "origin"),
+    [
+        ({"x-claude-code-session-id": "s"}, (Purpose.AGENT, "s", "")),
+        ({"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"}, (Purpose.SUBAGENT, "a", "s")),
+        (
+            {
+                "x-claude-code-session-id": "s",
+                "x-claude-code-agent-id": "b",
+                "x-claude-code-parent-agent-id": "a",
+            },
+            (Purpose.SUBAGENT, "b", "a"),
+        ),
+        ({"session-id": "s", "thread-id": "s"}, (Purpose.AGENT, "s", "")),
+        ({"session-id": "s", "thread-id": "t", "x-codex-parent-thread-id": "s"}, (Purpose.SUBAGENT, "t", "s")),
+        ({"session-id": "s", "thread-id": "s", "x-openai-subagent": "compact"}, (Purpose.COMPACTION, "s", "")),
+    ],
+)
+def test_other_agents_name_their_sessions_in_other_headers(
+    headers: dict[str, str], origin: tuple[Purpose, str, str]
+) -> None:
+    assert origin_of(headers, {"messages": [], "tools": [{}]}) == origin
+
+
+def said(body: bytes, **headers: str) -> Said:
+    return Said(200, body, headers)
+
+
+def test_an_engine_is_known_by_its_signature() -> None:
     def told(owner: str, **fields: str) -> str:
         where = Endpoint.model_validate({"base_url": "http://h/v1", "model": "m", **fields})
         listed = f'{{"data": [{{"id": "other", "owned_by": "x"}}, {{"id": "m", "owned_by": "{owner}"}}]}}'
-        return engine_of(where, listed.encode()).name
+        return signed(where, said(listed.encode()))
 
     assert [told(owner) for owner in ("vllm", "sglang", "llamacpp", "openai")] == [
         "vllm",
@@ -179,9 +250,34 @@ def test_an_engine_is_known_by_its_answers() -> None:
     assert told("vllm", kind="openai") == "vllm"
     assert told("who", kind="hf_router") == "hf_router"
     assert told("system", base_url="https://api.openai.com/v1") == "openai"
-    assert engine_of(endpoint(), b"<html>", b"nonsense") == Engine()
-    assert engine_of(endpoint(), b'{"data": []}', b'{"version": "0.11.2.dev3+cpu"}').version == (0, 11, 2)
+    assert signed(endpoint(), said(b"<html>")) == "unknown"
+    assert signed(endpoint(), said(b"{}", server="llama.cpp")) == "llamacpp"
+    assert signed(endpoint(), Said(404, b'{"data": [{"owned_by": "vllm"}]}')) == "unknown"
     assert guess(endpoint()).name == "unknown"
+
+
+def test_an_engine_that_signs_nothing_is_known_by_its_other_answers() -> None:
+    assert engine_of("vllm", {"/version": said(b'{"version": "0.11.2.dev3+cpu"}')}) == Engine("vllm", (0, 11, 2))
+    assert engine_of("sglang", {"/server_info": said(b'{"version": "0.5.23"}')}) == Engine("sglang", (0, 5, 23))
+    assert engine_of("unknown", {"/props": said(b'{"default_generation_settings": {}}')}) == Engine("llamacpp")
+    assert engine_of("unknown", {"/get_model_info": said(b'{"model_path": "x"}')}).name == "sglang"
+    # Half the field has a route for its version: a number alone is nobody's signature.
+    assert engine_of("unknown", {"/version": said(b'{"version": "0.5.1"}'), "/props": Said(404)}) == Engine()
+    assert engine_of("vllm", {"/version": said(b"nonsense")}) == Engine("vllm")
+
+
+def test_what_is_known_of_an_engine_outlives_a_probe_that_learns_less_and_is_not_kept_for_ever() -> None:
+    known = Known()
+    known.found(endpoint(), Engine("vllm", (0, 12, 0)))
+    known.learn(endpoint(), known.get(endpoint()).without("logprobs"))
+    known.found(endpoint(), Engine("vllm"))
+    known.found(endpoint(), Engine())
+    assert known.get(endpoint()) == Engine("vllm", (0, 12, 0), frozenset({"logprobs"}))
+    known.found(endpoint(), Engine("vllm", (0, 13, 0)))
+    assert known.get(endpoint()).version == (0, 13, 0)
+    for n in range(2000):
+        known.found(endpoint().model_copy(update={"model": str(n)}), Engine("sglang"))
+    assert known.get(endpoint()) == Engine()
 
 
 def test_a_refused_field_is_found_by_name() -> None:
@@ -189,6 +285,9 @@ def test_a_refused_field_is_found_by_name() -> None:
     assert refused_field(b"logprobs is not supported with tools + stream", ours) == "logprobs"
     assert refused_field(b'{"param":"top_logprobs"}', ours) == "top_logprobs"
     assert refused_field(b"Extra inputs: return_token_ids, logprobs", ours) == "return_token_ids"
+    assert minds_stream(b"logprobs is not supported with tools + stream")
+    assert minds_stream(b"return_token_ids is not supported with stream=true")
+    assert not minds_stream(b"Unrecognized request argument supplied: stream_options")
     assert refused_field(b"the logprobs_mode is wrong", ours) is None
     assert refused_field(b"maximum context length is 8192 tokens", ours) is None
     assert "top_logprobs" not in sent({"messages": []}, Engine("vllm").without("logprobs"))

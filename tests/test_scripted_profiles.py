@@ -128,7 +128,7 @@ async def test_llamacpp_refuses_logprobs_beside_tools_in_a_stream(model: Scripte
     readable(await ask(endpoint, {**TOOLS, **USAGE}))
 
 
-async def test_llamacpp_has_ids_in_its_entries_and_none_for_the_end(model: ScriptedModel) -> None:
+async def test_llamacpp_has_ids_in_its_entries_and_in_streams_none_for_the_end(model: ScriptedModel) -> None:
     answer = await ask(model.endpoint([TEXT], profile="llamacpp"), {**HELLO, **USAGE, **LOGPROBS})
     ids = [entry["id"] for entry in answer.entries]
     assert default_tokenizer().eos not in ids
@@ -137,9 +137,10 @@ async def test_llamacpp_has_ids_in_its_entries_and_none_for_the_end(model: Scrip
     assert answer.text() == TEXT.text
     whole = (await ask(model.endpoint([TEXT], profile="llamacpp"), {**HELLO, **LOGPROBS})).json
     entries = whole["choices"][0]["logprobs"]["content"]
-    assert default_tokenizer().decode(entry["id"] for entry in entries) == TEXT.text
-    assert len(entries) == whole["usage"]["completion_tokens"] - 1
-    assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == TEXT.text
+    assert default_tokenizer().decode(entry["id"] for entry in entries[:-1]) == TEXT.text
+    assert (entries[-1]["id"], entries[-1]["token"]) == (default_tokenizer().eos, "")  # as the real one has it
+    assert len(entries) == whole["usage"]["completion_tokens"]
+    assert b"".join(bytes(entry["bytes"]) for entry in entries[:-1]).decode() == TEXT.text
 
 
 async def test_llamacpp_ends_a_cut_answer_with_a_chunk_of_its_own(model: ScriptedModel) -> None:

@@ -149,7 +149,7 @@ async def test_it_says_that_it_is_scripted(model: ScriptedModel) -> None:
     assert answer.chunks[-1]["system_fingerprint"].startswith("rollcage-scripted-")
     async with client(endpoint) as openai_client:
         (one,) = (await openai_client.models.list()).data
-    assert (one.id, one.owned_by) == ("scripted", "rollcage-scripted")
+    assert (one.id, one.owned_by, one.model_dump()["scripted"]) == ("scripted", "vllm", True)
 
 
 async def test_the_open_routes_answer(model: ScriptedModel) -> None:

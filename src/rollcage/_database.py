@@ -192,7 +192,7 @@ class Inserter:
     def prepared(self, rollout_id: str, event: Event, when: float) -> Prepared:
         """Pack an event and compress what the file does not have yet. Needs no lock."""
         try:
-            body, blobs = pack(event.model_dump(mode="json"))
+            body, blobs = pack(_plain(event))
         except (ValueError, TypeError, RecursionError) as error:
             said = " ".join(str(error).split())[:300]
             raise StoreError(f"cannot log `{event.kind}` of rollout {rollout_id}: it is no JSON: {said}") from error
@@ -235,6 +235,15 @@ class Inserter:
         self._known.update(dict.fromkeys(digests))
         while len(self._known) > KNOWN:
             del self._known[next(iter(self._known))]
+
+
+def _plain(event: Event) -> dict[str, Any]:
+    """The event as what JSON knows. Tokens go as they are: the packer takes tuples for lists, and they are many."""
+    if not isinstance(event, TurnEnded):
+        return event.model_dump(mode="json")
+    plain = event.model_dump(mode="json", exclude={"turn": {"tokens"}})
+    plain["turn"]["tokens"] = event.turn.tokens
+    return plain
 
 
 def _check(rollout_id: str, event: Event, last_kind: str | None) -> None:

@@ -36,6 +36,7 @@ BLOCK = 512
 ROWS = 8
 """Shorter lists of lists stay as they are."""
 
+_SIMPLE = frozenset({int, float, bool, type(None)})
 MARKS = frozenset({"$blob", "$list", "$columns", "$nested", "$plain"})
 
 
@@ -112,7 +113,7 @@ class _Packer:
             return self._ref(Blob(Codec.JSON, dumps(value))) if len(value) > LIMIT else value
         if isinstance(value, dict):
             return self._pack_dict(value)
-        if isinstance(value, list):
+        if isinstance(value, (list, tuple)):
             return self._pack_list(value)
         return value
 
@@ -122,7 +123,7 @@ class _Packer:
             packed = {"$plain": packed}
         return self._shrink(packed)
 
-    def _pack_list(self, value: list[Any]) -> Any:
+    def _pack_list(self, value: Sequence[Any]) -> Any:
         kinds = set(map(type, value))
         if kinds == {int}:
             return self._parts(value, BLOCK) if len(value) > BLOCK // 4 else value
@@ -130,19 +131,19 @@ class _Packer:
             return self._parts([self.pack(item) for item in value], FAN)
         return self._shrink(self._columns(value, kinds))
 
-    def _columns(self, value: list[Any], kinds: set[type]) -> Any:
+    def _columns(self, value: Sequence[Any], kinds: set[type]) -> Any:
         """A list turned so that like stands beside like, which is what compresses well."""
         if kinds == {float}:
-            return self._floats(value)
-        if kinds == {list} and len(value) >= ROWS:
+            return self._floats(list(value))
+        if len(value) >= ROWS and _rows(kinds):
             lengths = list(map(len, value))
+            if min(lengths) == max(lengths) >= 2:
+                columns = [(column, set(map(type, column))) for column in zip(*value, strict=True)]
+                if not _rows(set().union(*(inner for _, inner in columns))):
+                    return {"$columns": [self._columns(list(column), inner) for column, inner in columns]}
             flat = list(chain.from_iterable(value))
-            inner = set(map(type, flat))
-            if inner == {list} or min(lengths) < 2 or min(lengths) != max(lengths):
-                return {"$nested": [lengths, self._columns(flat, inner)]}
-            columns = [list(column) for column in zip(*value, strict=True)]
-            return {"$columns": [self._columns(column, set(map(type, column))) for column in columns]}
-        if kinds.isdisjoint((str, list, dict)):
+            return {"$nested": [lengths, self._columns(flat, set(map(type, flat)))]}
+        if kinds <= _SIMPLE or (kinds == {str} and max(map(len, value)) <= LIMIT):
             return value
         return [self.pack(item) for item in value]
 
@@ -153,7 +154,7 @@ class _Packer:
             return value
         return self._ref(Blob(Codec.FLOATS, _little_endian(numbers).tobytes()))
 
-    def _parts(self, items: list[Any], size: int) -> Any:
+    def _parts(self, items: Sequence[Any], size: int) -> Any:
         """A list as a tree of parts, of which all but the last of each level are full."""
         whole = len(items) - len(items) % size
         level = [self._shrink(items[at : at + size]) for at in range(0, whole, size)]
@@ -248,6 +249,11 @@ def _collect(value: Any, names: Counter[str]) -> None:
             _collect(list(inner.values()), names)
         else:
             _collect(list(value.values()), names)
+
+
+def _rows(kinds: set[type]) -> bool:
+    """Whether values of these types are all lists, or the tuples that stand for lists."""
+    return bool(kinds) and all(issubclass(kind, (list, tuple)) for kind in kinds)
 
 
 def _flat(value: list[Any]) -> bool:

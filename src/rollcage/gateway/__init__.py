@@ -2,5 +2,6 @@
 
 from rollcage.gateway.app import Gateway
 from rollcage.gateway.lease import Lease
+from rollcage.gateway.live import Delta
 
-__all__ = ["Gateway", "Lease"]
+__all__ = ["Delta", "Gateway", "Lease"]

@@ -6,18 +6,20 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import anyio
 
 from rollcage.errors import ModelUnreachable
-from rollcage.gateway.engines import HOSTED, Known, engine_of, guess
+from rollcage.gateway.engines import Known
+from rollcage.gateway.interpreter import fit_for_streams
 from rollcage.gateway.lease import Lease, Record
+from rollcage.gateway.live import Delta
+from rollcage.gateway.probe import identify
 from rollcage.gateway.relay import Way
-from rollcage.gateway.upstream import Target, Upstream, UpstreamError, headers_for
+from rollcage.gateway.upstream import Upstream
 from rollcage.types import Endpoint, Limits
 
-CHECK_TIMEOUT_S = 5.0
 CHECK_AGE_S = 30.0
 """How long a good answer is believed."""
 
@@ -27,21 +29,28 @@ _Probe = asyncio.Task[str | None]
 class Gateway:
     """Endpoint in, endpoint out: it holds the real keys, and lends each rollout an address and a key of its own."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, *, strip: bool = False) -> None:
+        self._strip = strip
+        self._leases: dict[str, Lease] = {}
         self._upstream = Upstream(tls)
         self._known = Known()
         self._probes: dict[tuple[str, str, str], tuple[float, _Probe]] = {}
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Gateway]:
-        """A gateway for as long as the block lasts. `tls` decides whom to trust; the system's roots by default."""
-        gateway = cls(tls)
-        try:
-            yield gateway
-        finally:
-            with anyio.CancelScope(shield=True):
-                await gateway._close()
+    async def open(cls, *, tls: ssl.SSLContext | None = None, strip: bool = False) -> AsyncIterator[Gateway]:
+        """A gateway for as long as the block lasts.
+
+        `tls` decides whom to trust; the system's roots by default. `strip` takes out of streams what agents did not
+        ask for, for agents that mind; whole answers never show it.
+        """
+        gateway = cls(tls, strip=strip)
+        with fit_for_streams():
+            try:
+                yield gateway
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await gateway._close()
 
     @property
     def connections(self) -> int:
@@ -64,70 +73,55 @@ class Gateway:
         if problem := await asyncio.shield(probe):
             raise ModelUnreachable(problem)
 
+    def watch(self, name: str) -> AsyncIterator[Delta]:
+        """What the models say to the rollout of that name, as they say it, until its lease ends.
+
+        Starts with what the running turns have said so far; ends at once where nothing is lent under that name. Whoever
+        reads slowly misses things and holds up nobody. What counts is in the log.
+        """
+        lease = self._leases.get(name)
+        return _nothing() if lease is None else lease.watch()
+
     @asynccontextmanager
     async def lend(
-        self, endpoint: Endpoint, sock: socket.socket, *, limits: Limits, mode: str, record: Record
+        self, endpoint: Endpoint, sock: socket.socket, *, limits: Limits, mode: str, record: Record, name: str = ""
     ) -> AsyncIterator[Lease]:
-        """Serve a model on a listening socket until the end of the block.
+        """Serve a model on a listening socket until the end of the block. `name` is for those who `watch`.
 
         Then the key is void, every call is cut, and what was captured of it has been recorded: nothing follows. Each
         turn is recorded before the last byte of its answer leaves. Raises what `record` raised.
         """
-        way = Way(self._upstream, self._known, endpoint, limits, quiet=mode == "black_box")
+        way = Way(self._upstream, self._known, endpoint, limits, quiet=mode == "black_box", strip=self._strip)
         lease = Lease(way, sock, record)
         await lease.open()
+        if name:
+            self._leases[name] = lease
         try:
             yield lease
         except Exception as error:
-            await _close(lease)
+            await self._end(name, lease)
             if lease.failure is not None:
                 raise lease.failure from error
             raise
         except BaseException:
-            await _close(lease)
+            await self._end(name, lease)
             raise
-        await _close(lease)
+        await self._end(name, lease)
         if lease.failure is not None:
             raise lease.failure
 
     async def _probe(self, endpoint: Endpoint) -> str | None:
-        """What is wrong with the endpoint, in one line with a remedy; null where it can be used."""
-        where = f"the model at {endpoint.base_url}"
-        try:
-            async with asyncio.timeout(CHECK_TIMEOUT_S):
-                status, models = await self._get(endpoint, endpoint.base_url, "/models")
-        except UpstreamError as error:
-            return f"cannot reach {where}: {error}; start its server, or correct base_url"
-        except TimeoutError:
-            late = f"{where} did not answer within {CHECK_TIMEOUT_S:.0f} s"
-            return f"{late}; see whether its server is up, or correct base_url"
-        if status in (401, 403):
-            return f"{where} refuses the key (HTTP {status}); set the right API key"
-        if status == 200:
-            self._known.found(endpoint, engine_of(endpoint, models, await self._version(endpoint)))
+        found = await identify(self._upstream, endpoint)
+        if isinstance(found, str):
+            return found
+        self._known.found(endpoint, found)
         return None
 
-    async def _version(self, endpoint: Endpoint) -> bytes:
-        """What the server says of its version; nothing where it does not say, which is no fault."""
-        if guess(endpoint).name in HOSTED:
-            return b""
-        with suppress(UpstreamError, TimeoutError):
-            async with asyncio.timeout(CHECK_TIMEOUT_S):
-                status, version = await self._get(endpoint, endpoint.base_url.removesuffix("/v1"), "/version")
-                return version if status == 200 else b""
-        return b""
-
-    async def _get(self, endpoint: Endpoint, base_url: str, path: str) -> tuple[int, bytes]:
-        headers = {**headers_for(endpoint), "Accept": "application/json"}
-        target = Target.of(base_url, path)
-        exchange = await self._upstream.open(target, target.head("GET", headers, None), b"")
-        pieces: list[bytes] = []
-        try:
-            if broken := await exchange.body(pieces.append):
-                raise UpstreamError(broken)
-        finally:
-            exchange.release()
-        return exchange.status, b"".join(pieces)
+    async def _end(self, name: str, lease: Lease) -> None:
+        if self._leases.get(name) is lease:
+            del self._leases[name]
+        with anyio.CancelScope(shield=True):
+            await lease.close()
 
     async def _close(self) -> None:
         probes = [probe for _, probe in self._probes.values() if not probe.done()]
@@ -141,6 +135,6 @@ def _good(probe: _Probe) -> bool:
     return not probe.cancelled() and probe.exception() is None and probe.result() is None
 
 
-async def _close(lease: Lease) -> None:
-    with anyio.CancelScope(shield=True):
-        await lease.close()
+async def _nothing() -> AsyncIterator[Delta]:
+    return
+    yield

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple
 
 from rollcage.gateway.message import Message
-from rollcage.gateway.shapes import Choice, Chunk, Entry, Logprobs, chunk_of, object_of, spellings
+from rollcage.gateway.shapes import Choice, Chunk, Logprobs, Top, chunk_of, object_of, spellings
 from rollcage.gateway.sse import Event, Events
 from rollcage.types import Alternative, JsonObject, Purpose, Token, Turn
 
 TOKEN_ID = "token_id:"  # noqa: S105
 """How vLLM spells a token when asked for ids in place of texts."""
+
+# A turn has thousands of these; their own constructors are written in Python and take half as long again.
+_alternative = partial(tuple.__new__, Alternative)
+_token = partial(tuple.__new__, Token)
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,10 @@ class Call:
     session: str = ""
     parent_session: str = ""
     started_at: float = 0.0
+    replaces: int | None = None
+    """The attempt that this one repeats."""
+    advice: str = ""
+    """Why the engine may not tell all, where that is known."""
 
 
 class End(NamedTuple):
@@ -87,8 +96,11 @@ class Answer:
             for event in self._events.feed(data):
                 self._on_event(event)
 
-    def turn(self, call: Call, end: End) -> Turn:
-        """The turn, with whatever came until now. Nothing may be fed afterwards."""
+    def turn(self, call: Call, end: End, prompt_ids: tuple[int, ...] = ()) -> Turn:
+        """The turn, with whatever came until now. Nothing may be fed afterwards.
+
+        `prompt_ids` were asked for beside the call; they count only where the engine told none, and as many as it says.
+        """
         raw = b"".join(self._json)
         if self._kind == "json":
             self._on_object(raw)
@@ -96,10 +108,13 @@ class Answer:
             for event in self._events.end():
                 self._on_event(event)
         self._merge_output_ids()
+        if prompt_ids and not self._prompt_ids and self._usage.get("prompt_tokens") == len(prompt_ids):
+            self._prompt_ids = list(prompt_ids)
         error = self._verdict(end, raw)
         reason = self._untrainable(call, error)
         return Turn.model_construct(
             index=call.index,
+            replaces=call.replaces,
             purpose=call.purpose,
             session=call.session,
             parent_session=call.parent_session,
@@ -168,7 +183,7 @@ class Answer:
         if choice.prompt_token_ids and not self._prompt_ids:
             self._prompt_ids = choice.prompt_token_ids
         rows = _rows(choice.logprobs)
-        if b'"token_id:' in data:
+        if rows and rows[0].text.startswith(TOKEN_ID):
             rows = _spelled(rows, spellings(data))
         self._tokens += self._joined(rows, choice.token_ids or choice.response_token_ids)
 
@@ -229,14 +244,15 @@ class Answer:
             (counted is None, "the engine gave no usage to check the count of tokens against"),
             (counted != len(tokens), f"{len(tokens)} tokens captured, but the engine counted {counted}"),
         ]
-        return next((reason for wrong, reason in missing if wrong), "")
+        reason = next((reason for wrong, reason in missing if wrong), "")
+        return f"{reason} ({call.advice})" if reason and call.advice and error is None else reason
 
 
 def _rows(logprobs: Logprobs | None) -> list[Token]:
     if logprobs is None:
         return []
     if logprobs.content:
-        return [_row(entry) for entry in logprobs.content]
+        return [_token((e.token, e.id, e.logprob, _top(e.top_logprobs or ()))) for e in logprobs.content]
     columns = zip_longest(logprobs.tokens or (), logprobs.token_logprobs or (), logprobs.top_logprobs or ())
     return [
         Token(
@@ -249,9 +265,8 @@ def _rows(logprobs: Logprobs | None) -> list[Token]:
     ]
 
 
-def _row(entry: Entry) -> Token:
-    top = [Alternative(t.token, t.id, t.logprob) for t in entry.top_logprobs or () if t.logprob is not None]
-    return Token(entry.token, entry.id, entry.logprob, tuple(top))
+def _top(candidates: Iterable[Top]) -> tuple[Alternative, ...]:
+    return tuple([_alternative((t.token, t.id, t.logprob)) for t in candidates if t.logprob is not None])
 
 
 def _id_in(text: str) -> int | None:

@@ -1,13 +1,15 @@
-"""What each engine can be asked for, and what is learnt when one refuses.
+"""What each engine can be asked for, how it is known, and what is learnt when one refuses.
 
 Where nothing is known, everything is asked for; an upstream that answers 400 and names a field we added is asked again
-without it, and the lesson is kept for the endpoint.
+without it (or without a stream, where that is what it minds), and the lesson is kept for the endpoint.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from rollcage.gateway.shapes import object_of
@@ -22,6 +24,11 @@ HOSTED = frozenset({"openai", "hf_router"})
 _MOST_ALTERNATIVES = {"openai": 20, "hf_router": 5}
 _IDS_SINCE = (0, 10, 2)
 """The first vLLM with `return_token_ids`; older ones can at least spell tokens as ids."""
+_WHOLE_SINCE = (0, 13)
+"""The first vLLM whose streams lose no tokens that its parsers swallow."""
+_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp", "openai": "OpenAI", "hf_router": "HF router"}
+_REMEMBERED = 1024
+"""Endpoints that are remembered. Keys come and go with rollouts, and each key is another endpoint."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class Engine:
     name: str = "unknown"
     version: tuple[int, ...] = ()
     refused: frozenset[str] = frozenset()
-    """Fields it answered 400 to."""
+    """Fields it answered 400 to; `stream` among them means that it tells more without one."""
     quiet: bool = False
     """Whether to ask it for nothing (mode `black_box`)."""
 
@@ -62,6 +69,40 @@ class Engine:
         refused = self.refused | ({"top_logprobs"} if "logprobs" in self.refused else frozenset())
         return {name: value for name, value in fields.items() if name not in refused}
 
+    def unstreams(self, wanted: Wanted) -> bool:
+        """Whether a stream is better asked for as a whole, because the engine tells all its tokens only then."""
+        if self.quiet or not wanted.stream:
+            return False
+        match self.name:
+            case _ if "stream" in self.refused:
+                return True
+            case "sglang":
+                return True
+            case "llamacpp":
+                # Its streams have no entry for the end token nor for what a parser swallows, and no logprobs at all
+                # beside tools.
+                return wanted.chat
+            case "vllm":
+                return wanted.chat and wanted.tools and _IDS_SINCE <= self.version < _WHOLE_SINCE
+            case _:
+                return False
+
+    @property
+    def tells_template(self) -> bool:
+        """Whether it can be asked what prompt it makes of messages, having told no prompt ids."""
+        return self.name == "llamacpp" and not self.quiet
+
+    @property
+    def advice(self) -> str:
+        """Why it may not tell all, and what would; empty where nothing is known to be amiss."""
+        spelled = f"{_NAMES.get(self.name, self.name)} {'.'.join(map(str, self.version))}".strip()
+        if self.name == "vllm" and self.version:
+            if self.version < _IDS_SINCE:
+                return f"{spelled} cannot tell them all, 0.13 and later can"
+            if self.version < _WHOLE_SINCE:
+                return f"{spelled} drops tokens of a stream that its parsers swallow, 0.13 and later do not"
+        return f"{spelled} tells no token ids" if self.name in HOSTED else ""
+
     def without(self, name: str) -> Engine:
         """The same engine after it refused a field."""
         return replace(self, refused=self.refused | {name})
@@ -71,8 +112,6 @@ class Engine:
         return replace(self, quiet=True)
 
     def _logprobs(self, wanted: Wanted) -> JsonObject:
-        if self.name == "llamacpp" and wanted.chat and wanted.stream and wanted.tools:
-            return {}  # it answers 400 to logprobs with tools in a stream
         most = min(wanted.alternatives, _MOST_ALTERNATIVES.get(self.name, wanted.alternatives))
         if self.name == "llamacpp":
             most = max(most, 1)  # its count of alternatives is also the switch
@@ -84,8 +123,6 @@ class Engine:
                 return {"return_tokens_as_token_ids": True}
             case "vllm" | "unknown":
                 return {"return_token_ids": True}
-            case "sglang" if wanted.chat and wanted.stream:
-                return {"return_input_ids_in_sglext": True, "return_output_ids_in_sglext": True}
             case "sglang":
                 return {"return_token_ids": True, "return_prompt_token_ids": True}
             case _:
@@ -96,19 +133,40 @@ class Known:
     """What was learnt of each endpoint's engine, for all rollouts that use it."""
 
     def __init__(self) -> None:
-        self._engines: dict[tuple[str, str], Engine] = {}
+        self._engines: dict[tuple[str, str, str], Engine] = {}
 
     def get(self, endpoint: Endpoint) -> Engine:
         """The engine behind an endpoint, as far as is known."""
-        return self._engines.get((endpoint.base_url, endpoint.model)) or guess(endpoint)
+        return self._engines.get(_name(endpoint)) or guess(endpoint)
 
     def found(self, endpoint: Endpoint, engine: Engine) -> None:
-        """A probe told what it is; what it refused before is not forgotten."""
-        self.learn(endpoint, replace(engine, refused=self.get(endpoint).refused | engine.refused))
+        """A probe told what it is. What it refused before is not forgotten, nor what it will not tell this time."""
+        before = self.get(endpoint)
+        if engine.name == "unknown" or (engine.name == before.name and not engine.version):
+            engine = replace(before, refused=engine.refused)
+        self.learn(endpoint, replace(engine, refused=before.refused | engine.refused))
 
     def learn(self, endpoint: Endpoint, engine: Engine) -> None:
         """Keep this for the next call."""
-        self._engines[endpoint.base_url, endpoint.model] = replace(engine, quiet=False)
+        name = _name(endpoint)
+        self._engines.pop(name, None)
+        self._engines[name] = replace(engine, quiet=False)
+        if len(self._engines) > _REMEMBERED:
+            del self._engines[next(iter(self._engines))]
+
+
+class Said(NamedTuple):
+    """A server's answer to one question about itself."""
+
+    status: int = 0
+    body: bytes = b""
+    headers: Mapping[str, str] = {}
+    """Names in lower case."""
+
+    @property
+    def value(self) -> JsonObject:
+        """The body of a good answer; empty where it is none."""
+        return (object_of(self.body) or {}) if self.status == 200 else {}
 
 
 def guess(endpoint: Endpoint) -> Engine:
@@ -117,17 +175,38 @@ def guess(endpoint: Endpoint) -> Engine:
     return Engine(_HOSTS.get(host) or (endpoint.kind if endpoint.kind in _KINDS else "unknown"))
 
 
-def engine_of(endpoint: Endpoint, models: bytes, version: bytes = b"") -> Engine:
-    """What the endpoint's answers to `GET /v1/models` and `GET /version` tell."""
-    found = guess(endpoint)
-    listed = (object_of(models) or {}).get("data")
+def signed(endpoint: Endpoint, models: Said) -> str:
+    """Whose signature the answer to `GET /v1/models` bears; what `guess` says where it bears none."""
+    listed = models.value.get("data")
     rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
     own = [row for row in rows if row.get("id") == endpoint.model] or rows[:1]
     owner = str(own[0].get("owned_by", "")).lower() if own else ""
     if owner in _OWNERS:
-        found = Engine(owner)
-    said = (object_of(version) or {}).get("version")
-    return replace(found, version=_numbers(said)) if isinstance(said, str) else found
+        return owner
+    server = models.headers.get("server", "").lower()
+    return "llamacpp" if server.startswith("llama.cpp") else guess(endpoint).name
+
+
+QUESTIONS: Mapping[str, tuple[str, ...]] = {
+    "vllm": ("/version",),
+    "sglang": ("/server_info",),
+    "llamacpp": ("/props",),
+    "unknown": ("/version", "/props", "/get_model_info"),
+}
+"""What to ask besides, by what the list of models told: paths beside `/v1`."""
+
+
+def engine_of(name: str, said: Mapping[str, Said]) -> Engine:
+    """What a server is, by its signature and its answers to the `QUESTIONS`."""
+    props, info = said.get("/props", Said()).value, said.get("/get_model_info", Said()).value
+    if name == "unknown" and "default_generation_settings" in props:
+        name = "llamacpp"
+    elif name == "unknown" and "model_path" in info:
+        name = "sglang"
+    versions = [said.get(path, Said()).value.get("version") for path in ("/version", "/server_info")]
+    version = next((each for each in versions if isinstance(each, str)), None)
+    # A number alone is nobody's signature, but it tells the version of who has signed.
+    return Engine(name, _numbers(version)) if version and name in ("vllm", "sglang") else Engine(name)
 
 
 def refused_field(answer: bytes, added: JsonObject) -> str | None:
@@ -139,10 +218,19 @@ def refused_field(answer: bytes, added: JsonObject) -> str | None:
     return min(named, key=lambda name: order.index(name) if name in order else -1, default=None)
 
 
+def minds_stream(answer: bytes) -> bool:
+    """Whether a 400 complains of a field beside a stream, and not of the field itself."""
+    return re.search(rb"\bstream", answer[:65536].replace(b"stream_options", b"")) is not None
+
+
 def wants_modern_cap(answer: bytes) -> bool:
     """Whether a 400 says that this model takes `max_completion_tokens` only."""
     text = answer[:65536].decode("utf-8", "replace").lower()
     return "max_completion_tokens" in text and ("unsupported" in text or "not supported" in text)
+
+
+def _name(endpoint: Endpoint) -> tuple[str, str, str]:
+    return endpoint.base_url, endpoint.model, endpoint.key.get_secret_value()
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -7,15 +7,21 @@ import hmac
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 
+from rollcage.gateway.bodies import Body, read
+from rollcage.gateway.capture import Call
+from rollcage.gateway.chat import ChatWire
+from rollcage.gateway.delivery import Delivery
 from rollcage.gateway.http import Connection, Request
-from rollcage.gateway.policy import limit_reached, problem, refusal
+from rollcage.gateway.live import Delta, deltas
+from rollcage.gateway.policy import limit_reached, origin_of, problem
 from rollcage.gateway.relay import HUNG_UP, Relay, Way
-from rollcage.gateway.shapes import object_of
-from rollcage.types import Endpoint, Turn
+from rollcage.gateway.retries import Attempt, Attempts
+from rollcage.gateway.wires import COUNT_PATH, PATHS, BadRequest, Wire, token_count, wire_for
+from rollcage.types import Endpoint, JsonObject, Turn
 
 MODEL = "model"
 """The name a box knows every model by: agents choose prompts and tools by the model's name."""
@@ -28,7 +34,8 @@ ENDED = "cut off: the agent's time with the model was over"
 Record = Callable[[Turn], Awaitable[None]]
 """Keeps a turn for good before it returns."""
 
-_ROUTES = {"/v1/chat/completions": "POST", "/v1/completions": "POST", "/v1/models": "GET", f"/v1/models/{MODEL}": "GET"}
+_CALLS = ("/v1/chat/completions", "/v1/completions", *PATHS, COUNT_PATH)
+_ROUTES = {**dict.fromkeys(_CALLS, "POST"), "/v1/models": "GET", f"/v1/models/{MODEL}": "GET"}
 
 
 class Lease:
@@ -53,7 +60,8 @@ class Lease:
         self.turns = self.generated_tokens = 0
         self.last_failure = None
         self.limit_reached = ""
-        self._index = self._answered = 0
+        self._index = self._answered = self._running = 0
+        self._attempts = Attempts()
         self._connections: set[Connection] = set()
         self._relays: dict[Connection, Relay] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -110,18 +118,22 @@ class Lease:
         """A whole request is in."""
         allowed = _ROUTES.get(request.path)
         if not hmac.compare_digest(_key_in(request).encode(), self._key.encode()):
-            connection.reply(401, problem("incorrect API key provided"))
+            connection.reply(401, _shaped(request, 401, problem("incorrect API key provided")))
         elif allowed is None:
             connection.reply(404, problem(f"unknown path: {request.path[:200]}"))
         elif request.method == "OPTIONS":
             connection.reply(200, headers={"Allow": f"{allowed}, OPTIONS"})
         elif request.method != allowed and (request.method, allowed) != ("HEAD", "GET"):
-            refused = problem(f"method {request.method} is not allowed here")
+            refused = _shaped(request, 405, problem(f"method {request.method} is not allowed here"))
             connection.reply(405, refused, {"Content-Type": "application/json", "Allow": allowed})
         elif allowed == "GET":
             connection.reply(200, _models(one=request.path != "/v1/models"))
         else:
             self._start(connection, request)
+
+    def watch(self) -> AsyncIterator[Delta]:
+        """What the model says, as it says it, until the lease ends."""
+        return deltas(self._relays.values, lambda: self._closed)
 
     def _start(self, connection: Connection, request: Request) -> None:
         relay = self._relays[connection] = Relay(self._way, connection, request)
@@ -130,26 +142,46 @@ class Lease:
         task.add_done_callback(lambda done: self._served(done, connection))
 
     async def _serve(self, relay: Relay, connection: Connection, request: Request) -> None:
+        body = None if relay.was_cut else await read(request.body)
         if relay.was_cut:
             return
-        body = object_of(request.body)
-        request.body = b""
-        limits = self._way.limits
-        under_way = self._answered + len(self._relays) - 1
-        if body is None:
-            refused: bytes | None = problem("the body is no JSON object")
-        elif self.failure is not None:
-            refused = problem("the log of this rollout cannot be written")
-        else:
-            reached = limit_reached(limits, turns=under_way, spent=self.generated_tokens)
-            refused = refusal(limits, turns=under_way, spent=self.generated_tokens)
-            self.limit_reached = self.limit_reached or reached
-        if refused is not None or body is None:
+        size, request.body = len(request.body), b""
+        asked: JsonObject = {} if body is None else body.value
+        wire = _wire(request, asked) or ChatWire(asked)
+        delivery = Delivery(connection, wire, stream=asked.get("stream") is True)
+        try:
+            if body is None:
+                raise BadRequest("the body is no JSON object")
+            if request.path == COUNT_PATH:
+                counted = token_count(asked)
+                self._relays.pop(connection, None)
+                connection.reply(200, counted)
+                return
+            chat = body if isinstance(wire, ChatWire) else Body(wire.chat_request())
+            self._admit()
+        except BadRequest as error:
             self._relays.pop(connection, None)
-            connection.reply(400, refused or b"")
+            delivery.refuse(400, error.body)
             return
-        index, self._index = self._index, self._index + 1
-        turn = await relay.answer(body, index=index, spent=self.generated_tokens)
+        call = self._begin(relay, request, chat.value, size)
+        turn = await relay.answer(chat, delivery, call, spent=self.generated_tokens)
+        await self._end(relay, connection, turn)
+
+    def _begin(self, relay: Relay, request: Request, chat: JsonObject, size: int) -> Call:
+        relay.index, self._index = self._index, self._index + 1
+        relay.origin = origin_of(request.headers, chat)
+        self._running += 1
+        attempt = Attempt(relay.index, relay.origin.session, chat, size, lambda: relay.was_cut)
+        return Call(
+            index=relay.index,
+            request={},
+            replaces=self._attempts.begin(attempt, request.headers),
+            streamed=chat.get("stream") is True,
+            **relay.origin._asdict(),
+        )
+
+    async def _end(self, relay: Relay, connection: Connection, turn: Turn) -> None:
+        self._attempts.end(turn.index, broken=turn.error is not None)
         try:
             self._count(turn, hung_up=relay.was_cut)
             if not self._way.quiet:
@@ -160,7 +192,16 @@ class Lease:
             relay.fail()
         else:
             self._relays.pop(connection, None)
-            relay.finish()
+            relay.finish(turn)
+
+    def _admit(self) -> None:
+        """Raises BadRequest where the call is one too many."""
+        if self.failure is not None:
+            raise BadRequest("the log of this rollout cannot be written")
+        turns = self._answered + self._running
+        if reached := limit_reached(self._way.limits, turns=turns, spent=self.generated_tokens):
+            self.limit_reached = self.limit_reached or reached
+            raise BadRequest(reached)
 
     def _served(self, task: asyncio.Task[None], connection: Connection) -> None:
         self._tasks.discard(task)
@@ -173,6 +214,7 @@ class Lease:
 
     def _count(self, turn: Turn, *, hung_up: bool) -> None:
         counted = turn.usage.get("completion_tokens")
+        self._running -= 1
         self.turns += 1
         self._answered += turn.status == 200
         self.generated_tokens += counted if isinstance(counted, int) else len(turn.tokens)
@@ -192,6 +234,19 @@ def _key_in(request: Request) -> str:
     return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
+def _wire(request: Request, body: JsonObject) -> Wire | None:
+    path = PATHS[0] if request.path == COUNT_PATH else request.path
+    return wire_for(path, body, model=MODEL, id=secrets.token_hex(12), created=int(time.time()))
+
+
+def _shaped(request: Request, status: int, body: bytes) -> bytes:
+    """An error body in the shape that whoever asked expects."""
+    wire = _wire(request, {})
+    return body if wire is None else wire.error(status, body)
+
+
 def _models(*, one: bool) -> bytes:
     row = {"id": MODEL, "object": "model", "created": int(time.time()), "owned_by": "rollcage"}
-    return msgspec.json.encode(row if one else {"object": "list", "data": [row]})
+    row |= {"type": "model", "display_name": MODEL, "created_at": "2026-01-01T00:00:00Z"}  # for Anthropic's clients
+    page = {"has_more": False, "first_id": MODEL, "last_id": MODEL}
+    return msgspec.json.encode(row if one else {"object": "list", "data": [row], **page})

@@ -16,6 +16,20 @@ from rollcage.types import Endpoint, JsonObject, Limits, Purpose
 _CAPS = ("max_tokens", "max_completion_tokens", "n_predict")
 """Every name under which some engine takes the ceiling of an answer."""
 
+# Where OpenCode, Claude Code and Codex name a session and the one that started it. What is nearest comes first.
+_SESSIONS = (
+    *("x-session-id", "x-session-affinity"),
+    *("x-claude-code-agent-id", "x-claude-code-session-id"),
+    *("thread-id", "session-id"),
+)
+_PARENTS = ("x-parent-session-id", "x-claude-code-parent-agent-id", "x-codex-parent-thread-id")
+_TITLES = (
+    "You are a title generator",
+    "Generate a title for this conversation",
+    "Generate a concise, sentence-case title",
+)
+_SUMMARIES = ("You are a context summarization agent", "You are a helpful AI assistant tasked with summarizing")
+
 
 class Origin(NamedTuple):
     """Who made a call, and what for."""
@@ -40,6 +54,9 @@ def outgoing(body: JsonObject, *, endpoint: Endpoint, limits: Limits, engine: En
         merged = isinstance(value, dict) and isinstance(sent.get(name), dict)
         sent[name] = {**sent[name], **value} if merged else value
     _cap(sent, _ceiling(limits, spent), engine.cap_field if chat else "max_tokens")
+    if engine.unstreams(_wanted(sent, chat, 0)):
+        sent["stream"] = False
+        sent.pop("stream_options", None)
     _ask(sent, engine, chat, sampling.top_logprobs)
     return sent
 
@@ -62,29 +79,27 @@ def limit_reached(limits: Limits, *, turns: int, spent: int) -> str:
     return ""
 
 
-def refusal(limits: Limits, *, turns: int, spent: int) -> bytes | None:
-    """The body of the 400 for a call that is one too many; null where it may go on."""
-    reached = limit_reached(limits, turns=turns, spent=spent)
-    return problem(reached) if reached else None
-
-
 def problem(message: str, kind: str = "invalid_request_error") -> bytes:
     """An error body in OpenAI's shape."""
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": None}})
 
 
 def origin_of(headers: Mapping[str, str], body: JsonObject) -> Origin:
-    """What a call is for, told by its headers (names in lower case) and its shape."""
-    session = headers.get("x-session-id") or headers.get("x-session-affinity") or ""
-    parent = headers.get("x-parent-session-id", "")
-    purpose = Purpose.SUBAGENT if parent else Purpose.AGENT
-    if not body.get("tools"):
-        messages = body.get("messages")
-        texts = [_text_of(message) for message in messages[:2]] if isinstance(messages, list) else []
-        if any(t.startswith(("You are a title generator", "Generate a title for this conversation")) for t in texts):
-            purpose = Purpose.TITLE
-        elif texts and texts[0].startswith("You are a context summarization agent"):
-            purpose = Purpose.COMPACTION
+    """What a call is for, told by its headers (names in lower case) and its shape (as one of chat completions)."""
+    session = _first(headers, _SESSIONS)
+    parent = _first(headers, _PARENTS)
+    if not parent and "x-claude-code-agent-id" in headers:
+        parent = headers.get("x-claude-code-session-id", "")
+    helper = headers.get("x-openai-subagent", "")
+    purpose = Purpose.SUBAGENT if parent or helper else Purpose.AGENT
+    if helper == "compact":
+        purpose = Purpose.COMPACTION
+    messages = body.get("messages")
+    texts = [_text_of(message) for message in messages[:2]] if isinstance(messages, list) else []
+    if not body.get("tools") and any(text.startswith(_TITLES) for text in texts):
+        purpose = Purpose.TITLE
+    elif texts and texts[0].startswith(_SUMMARIES) and not body.get("tools"):
+        purpose = Purpose.COMPACTION
     return Origin(purpose, session, parent)
 
 
@@ -125,6 +140,10 @@ def _wanted(sent: JsonObject, chat: bool, alternatives: int) -> Wanted:
     return Wanted(
         chat=chat, stream=sent.get("stream") is True, tools=bool(sent.get("tools")), alternatives=alternatives
     )
+
+
+def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((headers[name] for name in names if headers.get(name)), "")
 
 
 def _is_count(value: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -17,6 +18,9 @@ class Event(NamedTuple):
     """Its `data:` lines, joined by line feeds."""
 
 
+_made = partial(tuple.__new__, Event)
+
+
 class Events:
     """Cuts a stream into events. Only CR, LF and CRLF end a line: U+2028 and its kin are text."""
 
@@ -28,6 +32,9 @@ class Events:
 
     def feed(self, data: bytes) -> Iterator[Event]:
         """The events that are complete with this portion. Must be read to its end before the next portion."""
+        if data.find(b"\n") == len(data) - 2 and data.startswith(b"data: ") and self._plain(data):
+            yield _made(("", data[6:-2]))  # one event and nothing else, as engines send them
+            return
         # Joined only when a line ends: a line of many megabytes in small portions costs no more than its length.
         if b"\n" not in data and b"\r" not in data and not (self._parts and self._parts[-1].endswith(b"\r")):
             self._parts.append(data)
@@ -38,27 +45,45 @@ class Events:
         if b"\r" in whole:
             whole = whole[: len(whole) - len(kept)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         lines = whole.split(b"\n")
-        self._parts = [lines.pop() + kept]
+        rest = lines.pop() + kept
+        self._parts = [rest] if rest else []
+        collected = self._data
         for line in lines:
-            yield from self._line(line)
+            # What nearly every line is, first: one `data:` line and a blank one make an event.
+            if line.startswith(b"data: ") and not self._first:
+                collected.append(line[6:])
+            elif line or not collected:
+                self._line(line)
+            else:
+                yield self._event()
 
     def end(self) -> Iterator[Event]:
         """What is left when the stream is over: servers forget the last blank line, and cut streams have none."""
         rest = b"".join(self._parts)
         self._parts = []
-        yield from self._line(rest.removesuffix(b"\r"))
-        yield from self._line(b"")
+        self._line(rest.removesuffix(b"\r"))
+        if self._data:
+            yield self._event()
 
-    def _line(self, line: bytes) -> Iterator[Event]:
+    def _plain(self, data: bytes) -> bool:
+        """Whether this is a whole event between events."""
+        between = not (self._parts or self._data or self._name or self._first)
+        return between and data.endswith(b"\n\n") and b"\r" not in data
+
+    def _event(self) -> Event:
+        collected = self._data
+        event = _made((self._name, collected[0] if len(collected) == 1 else b"\n".join(collected)))
+        self._name = ""
+        collected.clear()
+        return event
+
+    def _line(self, line: bytes) -> None:
         if self._first:
             self._first = False
             line = line.removeprefix(BYTE_ORDER_MARK)
         if line.startswith(b"data:"):
             self._data.append(line[6:] if line.startswith(b"data: ") else line[5:])
         elif not line:
-            if self._data:
-                yield Event(self._name, self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
-                self._data = []
             self._name = ""
         elif line.startswith(b"event:"):
             self._name = line[6:].removeprefix(b" ").decode("utf-8", "replace")

@@ -20,6 +20,8 @@ from rollcage.types import Endpoint
 
 CONNECT_TIMEOUT_S = 10.0
 IDLE_S = 60.0
+STALE_S = 1.0
+"""A connection that was closed while it was idle shows it sooner than this."""
 HEAD_LIMIT = 256 << 10
 
 
@@ -88,8 +90,9 @@ class Exchange(asyncio.Protocol):
         if self._lost:
             raise UpstreamError("the upstream closed the connection")
         self.status, self.headers = 0, dict[str, str]()
-        self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append  # what the parser calls for each piece: no Python in between
+        self._parser = httptools.HttpResponseParser(self)
         self._sink: Callable[[bytes], None] | None = None
         self._complete = self._keep_alive = False
         self.answered = False
@@ -103,7 +106,7 @@ class Exchange(asyncio.Protocol):
     async def body(self, sink: Callable[[bytes], None]) -> str | None:
         """Give every piece of the body to `sink`; returns at its end, with what broke it off where something did."""
         self._sink = sink
-        self._flush()
+        self._flush(sink)
         return await self._ended
 
     def finish(self) -> None:
@@ -160,7 +163,8 @@ class Exchange(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._flush()
+            if self._sink is not None:
+                self._flush(self._sink)
             self._break(f"the upstream does not speak HTTP: {error}")
             self._transport.abort()
             return
@@ -170,7 +174,8 @@ class Exchange(asyncio.Protocol):
                 self._break("the upstream's answer has an endless head")
                 self._transport.abort()
             return
-        self._flush()
+        if self._pieces and self._sink is not None:
+            self._flush(self._sink)
         if self._complete and not self._ended.done():
             self._ended.set_result(None)
 
@@ -197,19 +202,19 @@ class Exchange(asyncio.Protocol):
         if self._head_in is not None and not self._head_in.done():
             self._head_in.set_result(None)
 
-    def on_body(self, data: bytes) -> None:
-        self._pieces.append(data)
-
     def on_message_complete(self) -> None:
         if not self.status:
             self.headers.clear()
             return
         self._complete, self._keep_alive = True, self._parser.should_keep_alive()
 
-    def _flush(self) -> None:
-        if self._sink is not None and self._pieces:
-            pieces, self._pieces = self._pieces, []
-            self._sink(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+    def _flush(self, sink: Callable[[bytes], None]) -> None:
+        """Pass on what one read brought, in one piece."""
+        pieces = self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        if data:
+            sink(data)
 
     def _break(self, reason: str) -> None:
         if self._head_in is not None and not self._head_in.done():
@@ -237,12 +242,14 @@ class Upstream:
         """Send a request, and return with the head of its answer. The caller must `release` the exchange."""
         while True:
             exchange = self._take(target.origin) or await self._connect(target)
+            sent_at = asyncio.get_running_loop().time()
             try:
                 await exchange.send(head, body)
             except UpstreamError:
                 exchange.release()
-                # A kept connection may have been closed by the other side just as we wrote to it.
-                if exchange.used and not exchange.answered:
+                # A kept connection may have been closed just as we wrote to it. If it breaks later, it was at work.
+                stale = exchange.used and not exchange.answered
+                if stale and asyncio.get_running_loop().time() - sent_at < STALE_S:
                     continue
                 raise
             except BaseException:

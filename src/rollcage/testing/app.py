@@ -29,6 +29,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _MAX_BODY = 64 << 20
 _TURN_TAKING = 32
+_RENDERED = 64
+"""Prompts of `/apply-template` whose ids are remembered."""
 _MARK = (b"x-rollcage-scripted", b"1")
 _encode = msgspec.json.Encoder().encode
 
@@ -44,6 +46,7 @@ class ScriptedApp:
         self.scripts: dict[str, Script] = {}
         self._context_length = context_length
         self._hang_up = hang_up
+        self._rendered: dict[str, list[int]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -62,10 +65,13 @@ class ScriptedApp:
         match scope["method"], scope["path"]:
             case "GET", "/health":
                 await _send(send, b"")
-            case "GET", "/version":
-                await _send_json(send, {"version": (script.shapes if script else PROFILES["vllm-0.32"]).version})
+            case "GET", "/version" | "/props" | "/get_model_info" | "/server_info":
+                said = (script.shapes if script else PROFILES["vllm-0.32"]).about(scope["path"])
+                await _send_json(send, said or {"detail": "Not Found"}, status=200 if said else 404)
             case "POST", "/tokenize":
                 await _send_json(send, self._tokenize(_parse(await _read(receive))))
+            case "POST", "/apply-template" if script and script.shapes.owner == "llamacpp":
+                await _send_json(send, self._template(_parse(await _read(receive))))
             case "GET", "/v1/models":
                 await _send_json(send, self._models(_known(script)))
             case "POST", "/v1/chat/completions" | "/v1/completions":
@@ -150,10 +156,10 @@ class ScriptedApp:
 
     def _tokenize(self, body: JsonObject) -> JsonObject:
         tokenizer = default_tokenizer()
-        prompt = body.get("prompt")
+        prompt = body.get("prompt", body.get("content"))  # vLLM's name for it, and llama.cpp's
         try:
             if isinstance(prompt, str):
-                ids = tokenizer.encode(prompt, specials=True)
+                ids = self._rendered.get(prompt) or tokenizer.encode(prompt, specials=True)
             else:
                 generate = body.get("add_generation_prompt", True)
                 ids = prompt_ids(body["messages"], body.get("tools") or (), generate=generate)
@@ -162,10 +168,22 @@ class ScriptedApp:
         texts = [tokenizer.token_text(id) for id in ids] if body.get("return_token_strs") else None
         return {"count": len(ids), "max_model_len": self._context_length, "tokens": ids, "token_strs": texts}
 
+    def _template(self, body: JsonObject) -> JsonObject:
+        try:
+            ids = prompt_ids(body["messages"], () if body.get("tool_choice") == "none" else body.get("tools") or ())
+        except (BadMessages, KeyError, TypeError) as error:
+            raise Refused(400, "apply-template needs `messages`") from error
+        prompt = default_tokenizer().decode(ids)
+        # The text alone does not tell a tag from what merely looks like one.
+        self._rendered[prompt] = ids
+        while len(self._rendered) > _RENDERED:
+            del self._rendered[next(iter(self._rendered))]
+        return {"prompt": prompt}
+
     def _models(self, script: Script) -> JsonObject:
-        model = {"id": script.model, "object": "model", "created": int(time.time()), "owned_by": "rollcage-scripted"}
+        model = {"id": script.model, "object": "model", "created": int(time.time()), "owned_by": script.shapes.owner}
         model |= {"root": script.model, "parent": None, "max_model_len": self._context_length, "permission": []}
-        return {"object": "list", "data": [model]}
+        return {"object": "list", "data": [{**model, "scripted": True}]}
 
 
 class _Stream:

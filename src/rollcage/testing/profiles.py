@@ -51,9 +51,16 @@ class Sglang(Shapes):
 
     name: ClassVar[str] = "sglang"
     version: ClassVar[str] = "0.5.23"
+    owner: ClassVar[str] = "sglang"
     reasoning_fields: ClassVar[tuple[str, ...]] = ("reasoning_content",)
     tool_id_prefix: ClassVar[str] = "call_"
     sends_ids: ClassVar[bool] = False
+
+    def about(self, path: str) -> JsonObject | None:
+        """Its own paths."""
+        if path == "/get_model_info":
+            return {"model_path": "scripted", "tokenizer_path": "scripted", "is_generation": True}
+        return {"version": self.version, "status": "ready"} if path == "/server_info" else None
 
     def check(self, body: JsonObject, headers: Mapping[str, str], model: str) -> None:
         """No ids within a stream."""
@@ -125,14 +132,19 @@ class Sglang(Shapes):
 
 
 class LlamaCpp(Shapes):
-    """llama.cpp's server: one chunk per token, ids within the logprob entries, no entry for the end token."""
+    """llama.cpp's server: one chunk per token, ids within the logprob entries, in streams none for the end token."""
 
     name: ClassVar[str] = "llamacpp"
     version: ClassVar[str] = "b11434"
+    owner: ClassVar[str] = "llamacpp"
     reasoning_fields: ClassVar[tuple[str, ...]] = ("reasoning_content",)
     interval: ClassVar[int | None] = 1
     tool_id_prefix: ClassVar[str] = ""
     sends_ids: ClassVar[bool] = False
+
+    def about(self, path: str) -> JsonObject | None:
+        """Its own paths."""
+        return {"default_generation_settings": {}, "build_info": self.version} if path == "/props" else None
 
     def check(self, body: JsonObject, headers: Mapping[str, str], model: str) -> None:
         """No logprobs where tools are parsed in a stream."""
@@ -185,12 +197,14 @@ class LlamaCpp(Shapes):
         return {**delta, "function": {**delta["function"], "arguments": text if kind == "arguments" else ""}}
 
     def scored(self, reply: Reply, scores: Sequence[Score]) -> JsonObject | None:
-        """The end token is counted but has no entry."""
-        return super().scored(reply, [score for score in scores if score.id != default_tokenizer().eos])
+        """In a stream the end token is counted but has no entry; a whole answer has one."""
+        eos = default_tokenizer().eos
+        return super().scored(reply, [score for score in scores if score.id != eos or not reply.asked.stream])
 
     def candidate(self, id: int, logprob: float, *, as_ids: bool) -> JsonObject:
-        """Each entry carries its id."""
-        return {"id": id, **super().candidate(id, logprob, as_ids=False), "bytes": self.bytes_of(id)}
+        """Each entry carries its id; the end token has no text."""
+        entry = {"id": id, **super().candidate(id, logprob, as_ids=False), "bytes": self.bytes_of(id)}
+        return entry if id != default_tokenizer().eos else {**entry, "token": "", "bytes": []}
 
     def bytes_of(self, id: int) -> list[int]:
         """The token's own bytes."""
@@ -222,6 +236,7 @@ class OpenAi(Shapes):
 
     name: ClassVar[str] = "openai"
     version: ClassVar[str] = "2026-10-01"
+    owner: ClassVar[str] = "system"
     reasoning_fields: ClassVar[tuple[str, ...]] = ()
     counts_end: ClassVar[bool] = False
     tool_id_prefix: ClassVar[str] = "call_"
@@ -233,6 +248,10 @@ class OpenAi(Shapes):
         " store stream stream_options temperature tool_choice tools top_logprobs top_p user verbosity"
         " web_search_options".split()
     )
+
+    def about(self, path: str) -> JsonObject | None:
+        """Nothing."""
+        return None
 
     def check(self, body: JsonObject, headers: Mapping[str, str], model: str) -> None:
         """Unknown fields; and what its reasoning models cannot do."""

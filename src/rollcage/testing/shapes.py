@@ -62,6 +62,8 @@ class Shapes:
 
     name: ClassVar[str] = "vllm-0.32"
     version: ClassVar[str] = "0.32.0"
+    owner: ClassVar[str] = "vllm"
+    """How the engine signs its list of models."""
     reasoning_fields: ClassVar[tuple[str, ...]] = ("reasoning",)
     interval: ClassVar[int | None] = None
     """Tokens per chunk, where the engine has a fixed number."""
@@ -70,6 +72,10 @@ class Shapes:
     tool_id_prefix: ClassVar[str] = "chatcmpl-tool-"
     sends_ids: ClassVar[bool] = True
     """Whether choices carry token ids."""
+
+    def about(self, path: str) -> JsonObject | None:
+        """What the engine says of itself on a path beside `/v1`; null where it has no such path."""
+        return {"version": self.version} if path == "/version" else None
 
     def check(self, body: JsonObject, headers: Mapping[str, str], model: str) -> None:
         """Raise Refused for what this engine refuses and vLLM does not."""

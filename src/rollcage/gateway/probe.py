@@ -1,0 +1,77 @@
+"""What the gateway asks a model's server on its own account: whether it is there, who it is, what prompt it makes."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import msgspec
+
+from rollcage.gateway.engines import QUESTIONS, Engine, Said, engine_of, signed
+from rollcage.gateway.upstream import Target, Upstream, UpstreamError, headers_for
+from rollcage.types import Endpoint, JsonObject
+
+CHECK_TIMEOUT_S = 5.0
+ASIDE_TIMEOUT_S = 2.0
+"""How long anything may take that is merely good to know."""
+
+
+async def identify(upstream: Upstream, endpoint: Endpoint) -> str | Engine:
+    """The engine behind an endpoint; or what is wrong with the endpoint, in one line with a remedy."""
+    where = f"the model at {endpoint.base_url}"
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            models = await ask(upstream, endpoint, "/v1/models")
+    except UpstreamError as error:
+        return f"cannot reach {where}: {error}; start its server, or correct base_url"
+    except TimeoutError:
+        late = f"{where} did not answer within {CHECK_TIMEOUT_S:.0f} s"
+        return f"{late}; see whether its server is up, or correct base_url"
+    if models.status in (401, 403):
+        return f"{where} refuses the key (HTTP {models.status}); set the right API key"
+    name = signed(endpoint, models)
+    paths = QUESTIONS.get(name, ())
+    said = await asyncio.gather(*(aside(upstream, endpoint, path) for path in paths))
+    return engine_of(name, dict(zip(paths, said, strict=True)))
+
+
+async def prompt_ids(upstream: Upstream, endpoint: Endpoint, sent: JsonObject) -> tuple[int, ...]:
+    """The ids of the prompt that llama.cpp makes of a chat request: its own template, its own tokenizer.
+
+    Empty where it does not tell.
+    """
+    prompt = (await aside(upstream, endpoint, "/apply-template", sent)).value.get("prompt")
+    if not isinstance(prompt, str):
+        return ()
+    asked = {"content": prompt, "add_special": True, "parse_special": True}
+    ids = (await aside(upstream, endpoint, "/tokenize", asked)).value.get("tokens")
+    return tuple(ids) if isinstance(ids, list) and all(type(each) is int for each in ids) else ()
+
+
+async def aside(upstream: Upstream, endpoint: Endpoint, path: str, body: JsonObject | None = None) -> Said:
+    """An answer that it is no fault to be without."""
+    with suppress(UpstreamError, TimeoutError):
+        async with asyncio.timeout(ASIDE_TIMEOUT_S):
+            return await ask(upstream, endpoint, path, body)
+    return Said()
+
+
+async def ask(upstream: Upstream, endpoint: Endpoint, path: str, body: JsonObject | None = None) -> Said:
+    """One question, and its whole answer. Raises UpstreamError."""
+    headers = {**headers_for(endpoint), "Accept": "application/json"}
+    payload = b"" if body is None else msgspec.json.encode(body)
+    if body is not None:
+        headers["Content-Type"] = "application/json"
+    # Engines have their own routes beside `/v1`, wherever that is.
+    below = path.startswith("/v1/")
+    root = endpoint.base_url if below else endpoint.base_url.rstrip("/").removesuffix("/v1")
+    target = Target.of(root, path.removeprefix("/v1") if below else path)
+    method, length = ("GET", None) if body is None else ("POST", len(payload))
+    exchange = await upstream.open(target, target.head(method, headers, length), payload)
+    pieces: list[bytes] = []
+    try:
+        if broken := await exchange.body(pieces.append):
+            raise UpstreamError(broken)
+    finally:
+        exchange.release()
+    return Said(exchange.status, b"".join(pieces), exchange.headers)
