@@ -201,17 +201,15 @@ async def test_nothing_to_verify_is_reward_null_and_not_zero(play: Play) -> None
     [
         ("sleep 600", "verify_timeout"),
         ("echo banana > $REWARD_FILE", "bad_reward"),
-        ('mkfifo x; mv x "$REWARD_FILE"; echo reward; exit 1', None),
+        ('mkfifo "$REWARD_FILE"', "bad_reward"),
+        ('mkdir "$REWARD_FILE"', "bad_reward"),
+        ('echo 1 > "$REWARD_FILE"; chmod 444 "$REWARD_FILE"', "bad_reward"),
     ],
 )
-async def test_a_verifier_that_breaks_gives_null_and_its_name(verify: str, code: str | None, play: Play) -> None:
+async def test_a_verifier_that_breaks_gives_null_and_its_name(verify: str, code: str, play: Play) -> None:
     task = Task(instruction="true", verify=(verify,), limits=Limits(verify_timeout_s=3))
     rollout = await play(task, agent="shell")
-    if code is None:  # a pipe is no reward file: the command's own exit code counts
-        assert rollout.reward is not None
-        assert rollout.reward.total == 0
-    else:
-        assert (rollout.outcome, rollout.error_code, rollout.reward) == (Outcome.VERIFY_FAILED, code, None)
+    assert (rollout.outcome, rollout.error_code, rollout.reward) == (Outcome.VERIFY_FAILED, code, None)
 
 
 async def test_a_test_script_that_writes_no_reward_is_a_broken_verifier(play: Play) -> None:

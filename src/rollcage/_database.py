@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import zstandard
 from pydantic import ValidationError
 
-from rollcage._packing import Blob, Codec, Damaged, pack, unpack
+from rollcage._packing import Blob, Codec, Damaged, pack, tamed, unpack
 from rollcage.errors import RollcageError, StoreError, UnknownRollout
 from rollcage.events import EVENT, Ended, Entry, Event, Queued, Scored, StageStarted, TurnEnded
 
@@ -193,9 +193,9 @@ class Inserter:
         """Pack an event and compress what the file does not have yet. Needs no lock."""
         try:
             body, blobs = pack(_plain(event))
-        except (ValueError, TypeError, RecursionError) as error:
-            said = " ".join(str(error).split())[:300]
-            raise StoreError(f"cannot log `{event.kind}` of rollout {rollout_id}: it is no JSON: {said}") from error
+        except (ValueError, TypeError, RecursionError):
+            # Models and agents can write what no JSON tool will carry; it must not cost them the rollout.
+            body, blobs = pack(tamed(event))
         unknown = [digest for digest in blobs if digest not in self._known]
         stored = set(_select(self.connection, "SELECT digest, 0, 0 FROM blobs WHERE digest", unknown))
         self._remember(stored)

@@ -25,6 +25,8 @@ from hashlib import blake2b
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 LIMIT = 512
@@ -37,6 +39,9 @@ ROWS = 8
 """Shorter lists of lists stay as they are."""
 
 _SIMPLE = frozenset({int, float, bool, type(None)})
+DEEPEST = 100
+TOO_DEEP = "(nested too deep to be kept)"
+
 MARKS = frozenset({"$blob", "$list", "$columns", "$nested", "$plain"})
 
 
@@ -272,3 +277,22 @@ def _little_endian(numbers: array[float]) -> array[float]:
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers
+
+
+def tamed(value: Any, depth: int = 0) -> Any:
+    """The same as plain JSON whatever it holds: what is nested too deep becomes text, what is no text is mended."""
+    if isinstance(value, BaseModel):
+        return {name: tamed(getattr(value, name), depth) for name, field in _fields(value) if not field.exclude}
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        if depth >= DEEPEST:
+            return TOO_DEEP
+        return {tamed(str(name)): tamed(inner, depth + 1) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return TOO_DEEP if depth >= DEEPEST else [tamed(inner, depth + 1) for inner in value]
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
+def _fields(value: BaseModel) -> Iterable[tuple[str, FieldInfo]]:
+    return type(value).model_fields.items()

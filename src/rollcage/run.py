@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 import anyio
@@ -98,8 +98,6 @@ async def run(job: Job, parts: Parts, log: Log, *, name: str = "") -> None:
         ended = await _rollout(job, parts, log, stages, name)
     except Failure as failure:
         ended = failure.ended
-    except StoreError:
-        raise
     except anyio.get_cancelled_exc_class():
         with anyio.CancelScope(shield=True):
             await stages.leave()
@@ -170,13 +168,16 @@ async def _agent(job: Job, parts: Parts, box: Sandbox, log: Log, *, seconds: flo
         await log(AgentEnded(exit_code=None, timed_out=True, log_tail=tail))
     else:
         await log(AgentEnded(exit_code=ending.code, error=ending.error, log_tail=tail))
-    return verdict_of(ending, turns, lease.limit_reached)
+    return verdict_of(ending, lease.last_failure, limit=lease.limit_reached, answered=any(map(_whole, turns)))
 
 
-def verdict_of(ending: AgentExit | None, turns: Sequence[Turn], limit: str) -> Ended:
-    """How the AGENT stage ended; None is an agent whose time ran out. Raises where its work must not be scored."""
-    last = turns[-1] if turns else None
-    if last is not None and _model_broke(last) and (ending.code != 0 if ending else not any(map(_whole, turns))):
+def verdict_of(ending: AgentExit | None, last: Turn | None, *, limit: str, answered: bool) -> Ended:
+    """How the AGENT stage ended; raises where its work must not be scored.
+
+    `ending`: None is an agent whose time ran out. `last`: the model's last failure, if no good answer came after it;
+    calls that the agent itself broke off are none. `answered`: whether the model ever gave a whole answer.
+    """
+    if last is not None and _model_broke(last) and (ending.code != 0 if ending else not answered):
         status = f"HTTP {last.status}" if last.status else "none"
         message = f"the model's last answer was {status}. {last.error or ''}".strip()
         raise Failure(Outcome.MODEL_UNREACHABLE, "model_unreachable", message)
@@ -208,6 +209,7 @@ _OUTCOMES: tuple[tuple[type[Exception], Outcome, str], ...] = (
     (AgentError, Outcome.AGENT_FAILED, "agent_not_started"),
     (VerifierHung, Outcome.VERIFY_FAILED, "verify_timeout"),
     (ScoringError, Outcome.VERIFY_FAILED, "bad_reward"),
+    (StoreError, Outcome.INTERNAL_ERROR, "log_failed"),
     (RollcageError, Outcome.INTERNAL_ERROR, "internal_error"),
 )
 

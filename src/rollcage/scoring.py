@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import sys
 from collections.abc import Sequence
 
 from rollcage.errors import ScoringError
 from rollcage.types import CommandResult, Reward, Task
+
+_PLAIN = re.compile(r"[+-]?[0-9]*\.?[0-9]*([eE][+-]?[0-9]+)?", re.ASCII)
 
 
 def writes_reward(task: Task) -> bool:
@@ -16,8 +20,17 @@ def writes_reward(task: Task) -> bool:
     Verification runs the agent's code, and that code could write one too; a reward file that the verifier never
     speaks of can only have come from there.
     """
-    texts = (*task.verify, task.test_script, *task.tests.values(), *task.files.values())
-    return any("reward" in text.lower() for text in texts)
+    return _speaks_of(task, "REWARD_FILE", "reward.txt", "reward.json", "logs/verifier")
+
+
+def writes_parts(task: Task) -> bool:
+    """Whether the task's own verifier mentions `reward.json`; otherwise only the agent's code can have made one."""
+    return _speaks_of(task, "reward.json")
+
+
+def _speaks_of(task: Task, *words: str) -> bool:
+    texts = (*task.verify, task.test_script, *task.tests.values())
+    return any(word in text for text in texts for word in words)
 
 
 def reward_of(results: Sequence[CommandResult], text: bytes | None, parts: bytes | None) -> Reward | None:
@@ -30,6 +43,8 @@ def reward_of(results: Sequence[CommandResult], text: bytes | None, parts: bytes
         return Reward(total=_number(text), parts=named, source="reward_file")
     if named:
         total = named["reward"] if "reward" in named else sum(named.values())
+        if not math.isfinite(total):
+            raise ScoringError("reward.json: the sum of its parts is no finite number")
         return Reward(total=total, parts=named, source="reward_json")
     if not results:
         return None
@@ -40,8 +55,8 @@ def reward_of(results: Sequence[CommandResult], text: bytes | None, parts: bytes
 def _number(text: bytes) -> float:
     shown = text[:80].decode("utf-8", "replace").strip()
     try:
-        value = float(shown)
-    except ValueError:
+        value = float(shown) if _PLAIN.fullmatch(shown) else math.nan
+    except (ValueError, OverflowError):
         value = math.nan
     if len(text) > 80 or not math.isfinite(value):
         raise ScoringError(f"the reward file says {shown!r}; a verifier writes one finite number there")
@@ -51,13 +66,13 @@ def _number(text: bytes) -> float:
 def _parts(text: bytes) -> dict[str, float]:
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ScoringError(f"reward.json is no JSON: {error}") from error
     if isinstance(data, int | float) and not isinstance(data, bool):
         data = {"reward": data}
     if not isinstance(data, dict) or not data:
         raise ScoringError("reward.json must be a number or an object of numbers")
     for name, value in data.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ScoringError(f"reward.json: {name!r} is {value!r}, not a finite number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < sys.float_info.max:
+            raise ScoringError(f"reward.json: {name!r} is {str(value)[:40]}, not a finite number")
     return {name: float(value) for name, value in data.items()}

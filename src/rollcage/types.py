@@ -293,8 +293,8 @@ class Task(Value):
     def _below_home(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
         for path in (value,) if isinstance(value, str) else value:
             pure = PurePosixPath(path)
-            if not pure.is_absolute() or ".." in pure.parts or not pure.is_relative_to(HOME) or str(pure) != path:
-                raise ValueError(f"{path!r} must be a plain absolute path at or below {HOME}")
+            if ".." in pure.parts or PurePosixPath(HOME) not in pure.parents or str(pure) != path:
+                raise ValueError(f"{path!r} must be a plain absolute path below {HOME}, not {HOME} itself")
         return value
 
 

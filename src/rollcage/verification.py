@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -9,11 +10,11 @@ from pathlib import PurePosixPath
 
 import anyio
 
-from rollcage.errors import FileMissing, SandboxError, ScoringError, VerifierHung
+from rollcage.errors import SandboxError, ScoringError, VerifierHung
 from rollcage.events import BoxOpened, Event, FilesCollected, Noticed, Scored
 from rollcage.sandboxes.base import Provider, Rewindable, Sandbox, run
-from rollcage.sandboxes.files import collect, copy_folder
-from rollcage.scoring import reward_of, writes_reward
+from rollcage.sandboxes.files import Collected, collect, copy_path
+from rollcage.scoring import reward_of, writes_parts, writes_reward
 from rollcage.staging import run_commands
 from rollcage.types import HOME, Job, Stage, Task, placed
 
@@ -23,9 +24,23 @@ TESTS_DIR = f"{HOME}/tests"
 REWARD_DIR = f"{HOME}/logs/verifier"
 REWARD_FILE = f"{REWARD_DIR}/reward.txt"
 
+ENVIRONMENT = {
+    "REWARD_FILE": REWARD_FILE,
+    "TESTS_DIR": TESTS_DIR,
+    # Compiled modules that the agent left in the workdir are not read, and none are written there.
+    "PYTHONPYCACHEPREFIX": "/tmp/pycache",  # noqa: S108 - empty at the start of VERIFY
+    # A repository in the workdir is the agent's: its hooks and its file monitor are programs of the agent's.
+    "GIT_CONFIG_COUNT": "2",
+    "GIT_CONFIG_KEY_0": "core.fsmonitor",
+    "GIT_CONFIG_VALUE_0": "false",
+    "GIT_CONFIG_KEY_1": "core.hooksPath",
+    "GIT_CONFIG_VALUE_1": "/dev/null",
+}
+"""What verify commands get beside the plain environment of every command."""
+
 DECIDERS = frozenset(
-    "conftest.py pytest.ini tox.ini setup.cfg .pytest.ini sitecustomize.py usercustomize.py "
-    "unittest.py pytest.py Makefile .bashrc .envrc package.json jest.config.js".split()
+    "conftest.py pytest.ini tox.ini setup.cfg .pytest.ini pyproject.toml sitecustomize.py usercustomize.py "
+    "pytest pytest.py _pytest Makefile .bashrc .envrc package.json jest.config.js vitest.config.ts".split()
 )
 """Names that test runners and interpreters pick up by themselves; an agent that adds one to the workdir is noticed."""
 
@@ -56,7 +71,7 @@ async def verify(
                 await _clear(job.task, clean)
                 collected = await collect(clean, job.task.workdir)
                 await log(FilesCollected(files=collected.files, extra=collected.extra))
-                await _notice_deciders(job.task, collected.files, log)
+                await _notice_deciders(job.task, collected, log)
                 await _judge(job, clean, log, deadline)
     except TimeoutError:
         raise VerifierHung(f"verification had not ended after {seconds:g} s") from None
@@ -70,8 +85,8 @@ async def _clean_box(
     if task.verify_in == "fresh":
         async with provider.open(job.sandbox) as fresh:
             await log(BoxOpened(sandbox_id=fresh.id, backend=provider.name, fresh=True, notes=fresh.notes))
-            for folder in (task.workdir, *task.keep):
-                await copy_folder(box, fresh, folder)
+            for path in (task.workdir, *task.keep):
+                await copy_path(box, fresh, path)
             yield fresh
         return
     if not isinstance(box, Rewindable):
@@ -92,15 +107,21 @@ async def _clear(task: Task, box: Sandbox) -> None:
         raise SandboxError(f"cannot clear the verifier's folders: {cleared.stderr.text.strip()}")
 
 
-async def _notice_deciders(task: Task, left: dict[str, str], log: Log) -> None:
+async def _notice_deciders(task: Task, left: Collected, log: Log) -> None:
     staged = {placed(path, task.workdir): text for path, text in task.files.items()}
-    planted = [
-        path
-        for path, text in left.items()
-        if PurePosixPath(path).name in DECIDERS and staged.get(placed(path, task.workdir)) != text
-    ]
+    found: dict[str, str | None] = {**dict.fromkeys(left.extra), **left.files}
+    untouched = {
+        path for path, text in found.items() if text is not None and staged.get(f"{task.workdir}/{path}") == text
+    }
+    planted = sorted(path for path in found if _decides(path) and path not in untouched)
     if planted:
         await log(Noticed(what="added to the workdir, where test runners read it by themselves", paths=tuple(planted)))
+
+
+def _decides(path: str) -> bool:
+    """Whether an interpreter or a test runner would pick this file of the workdir up by itself."""
+    first, name = PurePosixPath(path).parts[0], PurePosixPath(path).name
+    return name in DECIDERS or first in DECIDERS or first.removesuffix(".py") in sys.stdlib_module_names
 
 
 async def _judge(job: Job, box: Sandbox, log: Log, deadline: float) -> None:
@@ -125,7 +146,7 @@ async def _judge(job: Job, box: Sandbox, log: Log, deadline: float) -> None:
         stage=Stage.VERIFY,
         log=noted,
         seconds=deadline - time.monotonic(),
-        env={"REWARD_FILE": REWARD_FILE, "TESTS_DIR": TESTS_DIR},
+        env=ENVIRONMENT,
     )
     if hung:
         raise VerifierHung(f"verify command {hung.command!r} ran out of time")
@@ -133,6 +154,9 @@ async def _judge(job: Job, box: Sandbox, log: Log, deadline: float) -> None:
     if (total is not None or parts is not None) and not writes_reward(task):
         await log(Noticed(what="a reward the verifier did not write; it was ignored", paths=(REWARD_FILE,)))
         total = parts = None
+    elif parts is not None and not writes_parts(task):
+        await log(Noticed(what="a reward.json the verifier did not write; it was ignored", paths=(REWARD_DIR,)))
+        parts = None
     counted = results if not task.test_script else results[:-1]
     reward = reward_of(counted, total, parts)
     if reward is None and task.test_script:
@@ -142,7 +166,12 @@ async def _judge(job: Job, box: Sandbox, log: Log, deadline: float) -> None:
 
 
 async def _left(box: Sandbox, path: str) -> bytes | None:
-    try:
-        return await box.read(path, limit=64 << 10)
-    except FileMissing:
+    """What the verifier left there. A verifier leaves a plain file that it could write again; the code that it tests
+    might leave something else, to keep the verifier from writing."""
+    found = await run(box, ["find", path, "-maxdepth", "0", "-printf", "%y %m"])
+    if found.code:
         return None
+    kind, _, mode = found.stdout.text.partition(" ")
+    if kind != "f" or not int(mode or "0", 8) & 0o200:
+        raise ScoringError(f"{path} is not a plain file that can be written; the code under test may have made it")
+    return await box.read(path, limit=64 << 10)

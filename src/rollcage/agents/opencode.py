@@ -191,7 +191,7 @@ class _Heard:
                 continue
             try:
                 data = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 data = None
             if not isinstance(data, dict):
                 data = {"type": "stdout", "text": line.decode("utf-8", "replace")}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -242,25 +242,13 @@ class Relay:
         return self._prompt.result() if good else ()
 
     async def _turn(self, call: Call, end: End, prompt: tuple[int, ...]) -> Turn:
-        encoding = self._delivery.encoding
+        body = unpacked(b"".join(self.pieces), self._delivery.encoding)
         answer = Answer()
-        fed = 0
-        for portion in _portions([unpacked(b"".join(self.pieces), encoding)] if encoding else self.pieces):
-            if fed + len(portion) > SLICE:
+        for start in range(0, len(body), SLICE):
+            if start:
                 await asyncio.sleep(0)
-                fed = 0
-            answer.feed(portion)
-            fed += len(portion)
+            answer.feed(body[start : start + SLICE])
         return answer.turn(call, end, prompt)
-
-
-def _portions(pieces: list[bytes]) -> Iterator[bytes]:
-    """The pieces as they came, which is mostly one event each; large ones cut."""
-    for piece in pieces:
-        if len(piece) <= SLICE:
-            yield piece
-        else:
-            yield from (piece[start : start + SLICE] for start in range(0, len(piece), SLICE))
 
 
 def _milder(engine: Engine, known: Engine, body: JsonObject, sent: JsonObject, answer: bytes) -> Engine | None:

@@ -32,9 +32,6 @@ class Events:
 
     def feed(self, data: bytes) -> Iterator[Event]:
         """The events that are complete with this portion. Must be read to its end before the next portion."""
-        if data.find(b"\n") == len(data) - 2 and data.startswith(b"data: ") and self._plain(data):
-            yield _made(("", data[6:-2]))  # one event and nothing else, as engines send them
-            return
         # Joined only when a line ends: a line of many megabytes in small portions costs no more than its length.
         if b"\n" not in data and b"\r" not in data and not (self._parts and self._parts[-1].endswith(b"\r")):
             self._parts.append(data)
@@ -45,8 +42,7 @@ class Events:
         if b"\r" in whole:
             whole = whole[: len(whole) - len(kept)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         lines = whole.split(b"\n")
-        rest = lines.pop() + kept
-        self._parts = [rest] if rest else []
+        self._parts = [lines.pop() + kept]
         collected = self._data
         for line in lines:
             # What nearly every line is, first: one `data:` line and a blank one make an event.
@@ -64,11 +60,6 @@ class Events:
         self._line(rest.removesuffix(b"\r"))
         if self._data:
             yield self._event()
-
-    def _plain(self, data: bytes) -> bool:
-        """Whether this is a whole event between events."""
-        between = not (self._parts or self._data or self._name or self._first)
-        return between and data.endswith(b"\n\n") and b"\r" not in data
 
     def _event(self) -> Event:
         collected = self._data

@@ -15,7 +15,7 @@ from rollcage.types import SandboxSpec
 CONTROLLERS = ("memory", "pids", "cpu")
 _PREFIX = "rollcage-"
 _PERIOD_US = 100_000
-_OPTIONAL = ("memory.memsw.limit_in_bytes", "memory.swap.max")
+_OPTIONAL = ("memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes", "memory.swap.max")
 """Kernels without swap accounting have no such file."""
 _OVERHEAD_PIDS = 32
 """Bubblewrap's own two processes per command are not the command's to pay for."""
@@ -141,7 +141,11 @@ def _settings(version: int, wanted: Iterable[str], spec: SandboxSpec) -> dict[st
     memory, pids = str(spec.memory_mb << 20), str(spec.pids + _OVERHEAD_PIDS)
     quota = str(int((spec.cpus or 0) * _PERIOD_US))
     settings = {
-        (1, "memory"): {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory},
+        (1, "memory"): {
+            "memory.limit_in_bytes": memory,
+            "memory.memsw.limit_in_bytes": memory,
+            "memory.kmem.tcp.limit_in_bytes": memory,
+        },
         (2, "memory"): {"memory.max": memory, "memory.swap.max": "0"},
         (1, "pids"): {"pids.max": pids},
         (2, "pids"): {"pids.max": pids},

@@ -85,13 +85,20 @@ def _untar(archive: Output) -> tuple[dict[str, str], list[str]]:
     return files, binary
 
 
-async def copy_folder(source: Sandbox, target: Sandbox, folder: str, *, timeout_s: float = 60) -> None:
-    """Copy a folder to the same place in another box; it is packed and unpacked inside the boxes."""
-    # An agent may take its own rights away from what it made; it made it, so they can be given back.
-    readable = 'chmod -R u+rwX -- "$1"; exec tar --create --one-file-system --directory "$1" --file=- .'
-    pack = ["bash", "--noprofile", "--norc", "-c", readable, "pack", folder]
-    script = 'mkdir -p -- "$1" && exec tar --extract --no-same-owner --directory "$1" --file=-'
-    unpack = ["bash", "--noprofile", "--norc", "-c", script, "unpack", folder]
+async def copy_path(source: Sandbox, target: Sandbox, path: str, *, timeout_s: float = 60) -> None:
+    """Copy a folder or file to the same place in another box; it is packed and unpacked inside the boxes."""
+    # An agent may take its own rights away from what it made; it made it, so they can be given back. Whatever else it
+    # did to the path (removed it, made it a link, a pipe) comes over as nothing.
+    readable = """
+        base=${1%/*} name=${1##*/}
+        for path in "$HOME" "$base"; do [ -L "$path" ] || chmod u+rwx -- "$path"; done
+        [ -L "$1" ] || [ ! -d "$1" ] || chmod -R u+rwX -- "$1"
+        if [ ! -L "$1" ] && { [ -d "$1" ] || [ -f "$1" ]; }; then set -- "$name"; else set --; fi
+        exec tar --create --sparse --one-file-system --directory "$base" --file=- --files-from=/dev/null -- "$@"
+    """
+    pack = ["bash", "--noprofile", "--norc", "-c", readable, "pack", path]
+    script = 'mkdir -p -- "${1%/*}" && exec tar --extract --no-same-owner --directory "${1%/*}" --file=-'
+    unpack = ["bash", "--noprofile", "--norc", "-c", script, "unpack", path]
 
     async def pump(stream: ByteReceiveStream, sink: ByteSendStream) -> None:
         try:
@@ -108,7 +115,7 @@ async def copy_folder(source: Sandbox, target: Sandbox, folder: str, *, timeout_
         errors[name] = await tail(stream, 2000)
 
     with anyio.move_on_after(timeout_s) as scope:
-        async with source.spawn(pack) as packing, target.spawn(unpack) as unpacking:
+        async with source.spawn(pack, cwd="/") as packing, target.spawn(unpack, cwd="/") as unpacking:
             await packing.stdin.aclose()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(listen, "packing", packing.stderr)
@@ -117,7 +124,7 @@ async def copy_folder(source: Sandbox, target: Sandbox, folder: str, *, timeout_
                 await pump(packing.stdout, unpacking.stdin)
             codes = (await packing.wait(), await unpacking.wait())
     if scope.cancelled_caught:
-        raise SandboxError(f"copying {folder} to a fresh box took more than {timeout_s:g} s")
+        raise SandboxError(f"copying {path} to a fresh box took more than {timeout_s:g} s")
     if any(codes):
         said = " ".join(output.text.strip() for output in errors.values() if output.data)
-        raise SandboxError(f"cannot copy {folder} to a fresh box: {said or codes}")
+        raise SandboxError(f"cannot copy {path} to a fresh box: {said or codes}")

@@ -22,6 +22,7 @@ _FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV
 _MOST_INODES = 200 << 10
 _LEAST_INODES = 16 << 10
 _SPARE_INODES = 1 << 10
+_SPARE_BYTES = 32 << 20
 """Added whenever we have to work on the disk, so that an agent who used up all cannot prevent it."""
 
 
@@ -52,7 +53,8 @@ def _inodes(size: int) -> int:
 
 def _make_room() -> None:
     disk = os.statvfs(_DISK)
-    kernel.mount("tmpfs", _DISK, flags=kernel.MS_REMOUNT | _FLAGS, options=f"nr_inodes={disk.f_files + _SPARE_INODES}")
+    size, inodes = disk.f_blocks * disk.f_frsize + _SPARE_BYTES, disk.f_files + _SPARE_INODES
+    kernel.mount("tmpfs", _DISK, flags=kernel.MS_REMOUNT | _FLAGS, options=f"size={size},nr_inodes={inodes}")
 
 
 def checkpoint(upper: int, frozen: Sequence[int], layers: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -24,6 +25,9 @@ def main() -> None:
     """Serve the socket that is standard input. Arguments: parent's pid, layer folder, bwrap's path, uid or -."""
     parent, layers, bwrap_path, uid = sys.argv[2:6]
     os.closerange(3, 1 << 20)
+    # Descriptors on their way through sockets are counted for the uid that all boxes share: ours must always fit.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     watch = os.pidfd_open(int(parent))
     control = socket.socket(fileno=0)
     os.setsid()

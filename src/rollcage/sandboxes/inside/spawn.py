@@ -58,7 +58,9 @@ def _mounts(shm: int) -> list[str]:
     # Only where the box's own read-only root has the folder, never below the home directory: there, a symlink of the
     # agent's would lead bubblewrap before 0.12 out of the box.
     shared = ["--size", str(shm), "--perms", "1777", "--tmpfs", "/dev/shm"]  # noqa: S108
-    return ["--proc", "/proc", "--dev", "/dev", *shared, "--remount-ro", "/dev"]
+    # Whoever can write to the memory of a namespace's first process decides how its command seems to have ended.
+    sealed = ["--ro-bind", "/dev/null", "/proc/1/mem", "--ro-bind", "/dev/null", "/proc/1/task/1/mem"]
+    return ["--proc", "/proc", *sealed, "--dev", "/dev", *shared, "--remount-ro", "/dev"]
 
 
 def _memory(data: bytes) -> int:
