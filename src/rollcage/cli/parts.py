@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -38,6 +39,9 @@ async def opened_runner(settings: Settings, store: Store) -> AsyncIterator[Runne
     from rollcage.gateway import Gateway
     from rollcage.runner import Backends, Runner
 
+    # Every box and every model call takes descriptors; the usual soft limit of 1024 is for small programs.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     async with Gateway.open() as gateway, provider(settings) as boxes:
         agents: list[Agent] = [agent(settings), Shell()]
         backends = Backends(

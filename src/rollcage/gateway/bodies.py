@@ -19,6 +19,9 @@ from rollcage.types import JsonObject
 LARGE = 256 << 10
 """Decoded at a stretch, about."""
 
+MOST_PARTS = 1_000_000
+"""Each costs about 100 bytes once decoded, however short it was, and time that nobody else gets."""
+
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -39,8 +42,10 @@ class Body:
 
 
 async def read(data: bytes) -> Body | None:
-    """The JSON object in these bytes; null where they hold none."""
+    """The JSON object in these bytes; null where they hold none, or one of so many parts that it would fill memory."""
     if len(data) > LARGE:
+        if data.count(b",") + data.count(b"[") + data.count(b"{") > MOST_PARTS:
+            return None
         body = await _in_parts(data)
         if body is not None:
             return body

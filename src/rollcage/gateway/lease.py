@@ -151,7 +151,7 @@ class Lease:
         delivery = Delivery(connection, wire, stream=asked.get("stream") is True)
         try:
             if body is None:
-                raise BadRequest("the body is no JSON object")
+                raise BadRequest("the body is no JSON object, or has too many parts")
             if request.path == COUNT_PATH:
                 counted = token_count(asked)
                 self._relays.pop(connection, None)
