@@ -199,6 +199,20 @@ async def test_a_reward_that_only_the_tasks_files_speak_of_is_not_believed(play:
     assert rollout.reward.total == 0
 
 
+async def test_a_total_that_the_agents_code_wrote_beside_the_verifiers_parts_is_not_believed(play: Play) -> None:
+    cheat = 'echo \'import os; open(os.environ["REWARD_FILE"], "w").write("1")\' >> calc.py'
+    judge = 'python3 -c "import calc"; echo \'{"tests": 0}\' > ~/logs/verifier/reward.json'
+    rollout = await play(Task(instruction=cheat, files={"calc.py": ADD}, verify=(judge,)), agent="shell")
+    assert rollout.reward is not None
+    assert (rollout.reward.total, rollout.reward.source) == (0, "reward_json")
+
+
+@pytest.mark.parametrize("folder", ["tests", "logs", "tests/a"])
+async def test_a_workdir_where_verification_puts_its_files_is_refused(folder: str) -> None:
+    with pytest.raises(ValueError, match="choose another"):
+        Task(instruction="x", workdir=f"{HOME}/{folder}")
+
+
 async def test_a_home_directory_as_workdir_is_refused() -> None:
     with pytest.raises(ValueError, match="below"):
         Task(instruction="x", workdir=HOME)

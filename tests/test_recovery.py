@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 
 from rollcage.errors import UsageError
@@ -90,6 +91,35 @@ async def test_a_killed_process_leaves_nothing_alive_and_its_rollouts_end_as_cra
             child.stdout.close()
 
 
+async def test_a_start_that_is_cancelled_leaves_nothing_that_nobody_runs(store: Store, backends: Backends) -> None:
+    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
+    async with Runner.open(store, backends) as runner:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await runner.start(Job(task=Task(instruction="x"), model=endpoint))
+        with anyio.fail_after(20):
+            for summary in await store.list():
+                assert (await runner.wait(summary.id)).ended
+
+
+async def test_aborting_what_has_ended_says_so(store: Store, backends: Backends) -> None:
+    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
+    async with Runner.open(store, backends) as runner:
+        rollout_id = await runner.start(Job(task=Task(instruction="x"), model=endpoint))
+        await runner.wait(rollout_id)
+        assert await runner.abort(rollout_id) is False
+
+
+async def test_whoever_waits_for_a_rollout_is_told_when_its_process_dies(store: Store, backends: Backends) -> None:
+    owners = Owners.beside(store)
+    job = Job(task=Task(instruction="x"), model=Endpoint(base_url="http://127.0.0.1:9/v1", model="m"))
+    async with Runner.open(store, backends) as runner:
+        with owners.hold() as owner:
+            await store.append("theirs", Queued(job=job, owner=owner))
+        with anyio.fail_after(20):
+            assert (await runner.wait("theirs")).outcome is Outcome.CRASHED
+
+
 async def test_a_rollout_that_another_living_process_runs_is_left_alone(store: Store) -> None:
     owners = Owners.beside(store)
     job = Job(task=Task(instruction="x"), model=Endpoint(base_url="http://127.0.0.1:9/v1", model="m"))
@@ -107,6 +137,7 @@ async def test_a_job_nobody_can_do_is_refused_before_anything_is_started(store: 
         for changed, message in (
             ({"agent": AgentSpec(name="nobody")}, "nobody"),
             ({"sandbox": SandboxSpec(backend="moon")}, "moon"),
+            ({"sandbox": SandboxSpec(template="x")}, "template"),
             ({"agent": AgentSpec(disabled_tools=("fly",))}, "fly"),
             ({"agent": AgentSpec(name="shell", system_prompt="x")}, "shell"),
         ):

@@ -261,6 +261,40 @@ async def test_a_model_that_fails_during_the_rollout_gives_null(play: Play) -> N
     assert "401" in str(rollout.error)
 
 
+async def test_a_model_that_dies_after_a_good_turn_gives_null_also_when_time_runs_out(play: Play) -> None:
+    script = (bash("true"), ScriptedTurn(status=500, text="gone"))
+    task = HELLO.model_copy(update={"limits": Limits(agent_timeout_s=8)})
+    rollout = await play(task, script=script)
+    assert (rollout.outcome, rollout.reward) == (Outcome.MODEL_UNREACHABLE, None)
+
+
+async def test_a_model_that_never_answers_gives_null(play: Play) -> None:
+    script = (ScriptedTurn(text="never", delay_s=600),)
+    task = HELLO.model_copy(update={"limits": Limits(agent_timeout_s=6)})
+    rollout = await play(task, script=script)
+    assert (rollout.outcome, rollout.reward) == (Outcome.MODEL_UNREACHABLE, None)
+
+
+async def test_a_model_that_fails_in_black_box_mode_gives_null_too(runner: Runner, model: ScriptedModel) -> None:
+    endpoint = model.endpoint((ScriptedTurn(status=401, text="no such key"),))
+    rollout = await runner.wait(await runner.start(Job(task=HELLO, model=endpoint, mode="black_box")))
+    assert (rollout.outcome, rollout.reward) == (Outcome.MODEL_UNREACHABLE, None)
+
+
+async def test_a_verify_command_that_hangs_is_named_and_its_output_kept(play: Play) -> None:
+    task = Task(instruction="true", verify=("echo so far; sleep 600",), limits=Limits(verify_timeout_s=2))
+    rollout = await play(task, agent="shell")
+    assert "echo so far" in str(rollout.error)
+    assert rollout.verify[0].stdout == "so far\n"
+
+
+async def test_a_workdir_that_became_a_file_is_judged_as_an_empty_one(play: Play) -> None:
+    task = Task(instruction="cd ~; rm -rf workdir; echo > workdir", verify=("test -e done",), tests={"t": "x"})
+    rollout = await play(task, agent="shell")
+    assert rollout.reward is not None, rollout.error
+    assert rollout.reward.total == 0
+
+
 async def test_the_turn_limit_stops_the_agent_at_once_and_its_work_is_scored(play: Play) -> None:
     task = HELLO.model_copy(update={"limits": Limits(max_turns=2)})
     rollout = await play(task)

@@ -195,7 +195,11 @@ class Inserter:
             body, blobs = pack(_plain(event))
         except (ValueError, TypeError, RecursionError):
             # Models and agents can write what no JSON tool will carry; it must not cost them the rollout.
-            body, blobs = pack(tamed(event))
+            try:
+                body, blobs = pack(tamed(event))
+            except (ValueError, TypeError, RecursionError) as error:
+                said = " ".join(str(error).split())[:300]
+                raise StoreError(f"cannot log `{event.kind}` of rollout {rollout_id}: {said}") from error
         unknown = [digest for digest in blobs if digest not in self._known]
         stored = set(_select(self.connection, "SELECT digest, 0, 0 FROM blobs WHERE digest", unknown))
         self._remember(stored)

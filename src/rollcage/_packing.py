@@ -291,7 +291,9 @@ def tamed(value: Any, depth: int = 0) -> Any:
         return {tamed(str(name)): tamed(inner, depth + 1) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return TOO_DEEP if depth >= DEEPEST else [tamed(inner, depth + 1) for inner in value]
-    return value if value is None or isinstance(value, bool | int | float) else str(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise TypeError(f"{type(value).__name__} is nothing that JSON knows")
 
 
 def _fields(value: BaseModel) -> Iterable[tuple[str, FieldInfo]]:

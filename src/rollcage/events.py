@@ -218,7 +218,7 @@ class Rollout(Value):
         timings: dict[str, float] = {}
         for entry in entries:
             _apply(state, lists, timings, entry)
-        if not state:
+        if "job" not in state:
             raise ValueError("a rollout's log starts with `queued`")
         values: JsonObject = {**state, **{name: tuple(rows) for name, rows in lists.items()}, "timings": timings}
         return cls.model_construct(None, **values)
@@ -253,7 +253,7 @@ def _apply(state: JsonObject, lists: dict[str, list[object]], timings: dict[str,
             state["abort_requested"] = True
         case Ended(outcome=outcome, error=error, error_code=code):
             state.update(stage=Stage.ENDED, ended_at=entry.time, outcome=outcome, error=error, error_code=code)
-            timings["total"] = entry.time - state["created_at"]
+            timings["total"] = entry.time - state.get("created_at", entry.time)
             if not outcome.scored:
                 state["reward"] = None
         case _:

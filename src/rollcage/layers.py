@@ -15,6 +15,8 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from rollcage.errors import SetupError
+
 _POLL_S = 0.05
 
 
@@ -38,8 +40,14 @@ class LayerStore:
         self.folder = folder
         """Where they are: one folder each, named by content."""
         self._owner = owner
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o755)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if folder.stat().st_mode & 0o777 != 0o755:
+                folder.chmod(0o755)
+        except OSError as error:
+            raise SetupError(
+                f"cannot use {folder}: {error.strerror}; set ROLLCAGE_HOME to a folder of yours"
+            ) from error
 
     def has(self, layer: Layer) -> bool:
         """Whether somebody has built it."""

@@ -147,11 +147,9 @@ async def _setup(job: Job, box: Sandbox, log: Log) -> None:
 
 async def _agent(job: Job, parts: Parts, box: Sandbox, log: Log, *, seconds: float, name: str) -> Ended:
     """The agent works, the gateway records. When this returns its processes are dead and its key is void."""
-    turns: list[Turn] = []
     ending: AgentExit | None = None
 
     async def record(turn: Turn) -> None:
-        turns.append(turn)
         await log(TurnEnded(turn=turn))
 
     async with (
@@ -168,16 +166,19 @@ async def _agent(job: Job, parts: Parts, box: Sandbox, log: Log, *, seconds: flo
         await log(AgentEnded(exit_code=None, timed_out=True, log_tail=tail))
     else:
         await log(AgentEnded(exit_code=ending.code, error=ending.error, log_tail=tail))
-    return verdict_of(ending, lease.last_failure, limit=lease.limit_reached, answered=any(map(_whole, turns)))
+    silent = lease.turns > 0 and lease.answers == 0
+    return verdict_of(ending, lease.last_failure, limit=lease.limit_reached, silent=silent)
 
 
-def verdict_of(ending: AgentExit | None, last: Turn | None, *, limit: str, answered: bool) -> Ended:
+def verdict_of(ending: AgentExit | None, last: Turn | None, *, limit: str, silent: bool) -> Ended:
     """How the AGENT stage ended; raises where its work must not be scored.
 
     `ending`: None is an agent whose time ran out. `last`: the model's last failure, if no good answer came after it;
-    calls that the agent itself broke off are none. `answered`: whether the model ever gave a whole answer.
+    calls that the agent itself broke off are none. `silent`: the model was asked and never gave a whole answer.
     """
-    if last is not None and _model_broke(last) and (ending.code != 0 if ending else not answered):
+    if ending is None and last is None and silent:
+        raise Failure(Outcome.MODEL_UNREACHABLE, "model_unreachable", "the model was asked and never answered in time")
+    if last is not None and _model_broke(last) and (ending is None or ending.code != 0):
         status = f"HTTP {last.status}" if last.status else "none"
         message = f"the model's last answer was {status}. {last.error or ''}".strip()
         raise Failure(Outcome.MODEL_UNREACHABLE, "model_unreachable", message)

@@ -26,6 +26,9 @@ from rollcage.types import Job, Outcome
 
 T = TypeVar("T")
 
+RETRY_S = 5
+"""How long to wait before a log that could not be written is tried again."""
+
 
 @dataclass(frozen=True)
 class _Running:
@@ -91,6 +94,18 @@ async def recover(store: Store, owners: Owners) -> list[str]:
     return ended
 
 
+async def bury(store: Store, rollout_id: str) -> None:
+    """Wait until a rollout has ended; if the process that runs it dies first, end it."""
+    owners = Owners.beside(store)
+    while True:
+        rollout = await store.rollout(rollout_id)
+        if rollout.ended:
+            return
+        while owners.alive(rollout.owner):  # noqa: ASYNC110 - the kernel tells nobody of a lock that is let go
+            await anyio.sleep(1)
+        await recover(store, owners)
+
+
 @dataclass(frozen=True)
 class Backends:
     """What rollouts can be run with, by the names jobs use."""
@@ -103,6 +118,7 @@ class Backends:
         """The parts this job asks for; UsageError where there is no such thing, or it cannot do what is asked."""
         provider = _named("sandbox", job.sandbox.backend, self.providers)
         agent = _named("agent", job.agent.name, self.agents)
+        provider.check(job.sandbox)
         agent.check(job.agent)
         return Parts(provider=provider, agent=agent, gateway=self.gateway)
 
@@ -142,9 +158,11 @@ class Runner:
         """Queue a rollout; its id. The log has it when this returns."""
         parts = self._backends.parts(job)
         rollout_id = secrets.token_hex(8)
-        await self._store.append(rollout_id, Queued(job=job, owner=self._owner))
-        self._running[rollout_id] = _Running(anyio.CancelScope(), anyio.Event())
-        self._tasks.start_soon(self._run, rollout_id, job, parts)
+        # What is in the log must be run: whoever asked may be cancelled, but not between the two.
+        with anyio.CancelScope(shield=True):
+            await self._store.append(rollout_id, Queued(job=job, owner=self._owner))
+            self._running[rollout_id] = _Running(anyio.CancelScope(), anyio.Event())
+            self._tasks.start_soon(self._run, rollout_id, job, parts)
         return rollout_id
 
     async def wait(self, rollout_id: str) -> Rollout:
@@ -153,15 +171,26 @@ class Runner:
             await mine.over.wait()
         if broken := self._broken.get(rollout_id):
             raise broken
-        async with aclosing(self._store.follow(rollout_id)) as entries:
-            async for _ in entries:
-                pass
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(bury, self._store, rollout_id)
+            async with aclosing(self._store.follow(rollout_id)) as entries:
+                async for _ in entries:
+                    pass
+            tasks.cancel_scope.cancel()
         return await self._store.rollout(rollout_id)
 
-    async def abort(self, rollout_id: str, reason: str = "") -> None:
-        """Ask for a rollout to stop, whichever process runs it; it ends soon after."""
-        await self._store.append(rollout_id, AbortRequested(reason=reason))
+    async def abort(self, rollout_id: str, reason: str = "") -> bool:
+        """Ask for a rollout to stop, whichever process runs it; it ends soon after. False where it had ended."""
+        if (await self._store.rollout(rollout_id)).ended:
+            return False
+        try:
+            await self._store.append(rollout_id, AbortRequested(reason=reason))
+        except StoreError:
+            # It may have ended at this very moment; or the log is full, and ours stops all the same.
+            if rollout_id not in self._running:
+                return False
         self._stop(rollout_id)
+        return True
 
     def _stop(self, rollout_id: str) -> None:
         if mine := self._running.get(rollout_id):
@@ -191,6 +220,20 @@ class Runner:
                             await log(Ended(outcome=Outcome.ABORTED, error=error, error_code="aborted"))
         except StoreError as error:
             self._broken[rollout_id] = error
+            self._tasks.start_soon(self._end_later, rollout_id, error)
         finally:
             mine.over.set()
             del self._running[rollout_id]
+
+    async def _end_later(self, rollout_id: str, error: StoreError) -> None:
+        """Close the log of a rollout that could not be logged, once it can be written again."""
+        ended = Ended(outcome=Outcome.INTERNAL_ERROR, error=f"internal_error: {error}", error_code="log_failed")
+        while True:
+            await anyio.sleep(RETRY_S)
+            try:
+                await self._store.append(rollout_id, ended)
+            except StoreError:
+                if (await self._store.rollout(rollout_id)).ended:
+                    return
+            else:
+                return

@@ -15,12 +15,12 @@ _PLAIN = re.compile(r"[+-]?[0-9]*\.?[0-9]*([eE][+-]?[0-9]+)?", re.ASCII)
 
 
 def writes_reward(task: Task) -> bool:
-    """Whether the task's own verifier mentions a reward file.
+    """Whether the task's own verifier mentions the reward file.
 
     Verification runs the agent's code, and that code could write one too; a reward file that the verifier never
     speaks of can only have come from there.
     """
-    return _speaks_of(task, "REWARD_FILE", "reward.txt", "reward.json", "logs/verifier")
+    return _speaks_of(task, "REWARD_FILE", "reward.txt")
 
 
 def writes_parts(task: Task) -> bool:

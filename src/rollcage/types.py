@@ -11,6 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints,
 HOME = "/home/user"
 """The agent's home directory in every box, whatever the backend: equal paths make equal prompts."""
 
+TESTS_DIR = f"{HOME}/tests"
+"""Where a task's tests are staged, after the agent is gone."""
+LOGS_DIR = f"{HOME}/logs"
+"""Where the verifier leaves its reward."""
+
 JsonObject = dict[str, Any]
 """A JSON object whose shape belongs to somebody else (an engine, an agent)."""
 
@@ -281,12 +286,12 @@ class Task(Value):
             raise ValueError("instruction is empty: say what the agent should do")
         return text
 
-    @field_validator("files", "tests")
-    @classmethod
-    def _files_below_home(cls, files: dict[str, str]) -> dict[str, str]:
-        for path in files:
-            placed(path, f"{HOME}/workdir")
-        return files
+    @model_validator(mode="after")
+    def _files_below_home(self) -> Self:
+        for folder, files in ((self.workdir, self.files), (TESTS_DIR, self.tests)):
+            for path in files:
+                placed(path, folder)
+        return self
 
     @field_validator("workdir", "keep", mode="after")
     @classmethod
@@ -295,6 +300,8 @@ class Task(Value):
             pure = PurePosixPath(path)
             if ".." in pure.parts or PurePosixPath(HOME) not in pure.parents or str(pure) != path:
                 raise ValueError(f"{path!r} must be a plain absolute path below {HOME}, not {HOME} itself")
+            if any(pure.is_relative_to(taken) for taken in (TESTS_DIR, LOGS_DIR)):
+                raise ValueError(f"{path!r} lies where verification puts its own files; choose another folder")
         return value
 
 

@@ -16,13 +16,15 @@ from rollcage.sandboxes.base import Provider, Rewindable, Sandbox, run
 from rollcage.sandboxes.files import Collected, collect, copy_path
 from rollcage.scoring import reward_of, writes_parts, writes_reward
 from rollcage.staging import run_commands
-from rollcage.types import HOME, Job, Stage, Task, placed
+from rollcage.types import LOGS_DIR, TESTS_DIR, Job, Stage, Task, placed
 
 Log = Callable[[Event], Awaitable[object]]
 
-TESTS_DIR = f"{HOME}/tests"
-REWARD_DIR = f"{HOME}/logs/verifier"
+REWARD_DIR = f"{LOGS_DIR}/verifier"
 REWARD_FILE = f"{REWARD_DIR}/reward.txt"
+REWARD_PARTS = f"{REWARD_DIR}/reward.json"
+GRACE_S = 5
+"""How much longer the whole may take than its commands, so that one that hangs is named and its output kept."""
 
 ENVIRONMENT = {
     "REWARD_FILE": REWARD_FILE,
@@ -49,6 +51,7 @@ _CLEAR = f"""
 for path in "$HOME/logs" "$HOME/tests"; do
   if [ -L "$path" ] || {{ [ -e "$path" ] && [ ! -d "$path" ]; }}; then rm -f -- "$path"; fi
 done
+[ -d "$1" ] && [ ! -L "$1" ] || rm -f -- "$1"
 mkdir -p -- "$1" && chmod u+rwx -- "$1" || exit 1
 for path in {REWARD_DIR} {TESTS_DIR}; do
   [ ! -d "$path" ] || [ -L "$path" ] || chmod -R u+rwx -- "$path"
@@ -66,7 +69,7 @@ async def verify(
     """
     deadline = time.monotonic() + seconds
     try:
-        with anyio.fail_after(seconds):
+        with anyio.fail_after(seconds + GRACE_S):
             async with _clean_box(job, box, provider, log, own) as clean:
                 await _clear(job.task, clean)
                 collected = await collect(clean, job.task.workdir)
@@ -150,12 +153,12 @@ async def _judge(job: Job, box: Sandbox, log: Log, deadline: float) -> None:
     )
     if hung:
         raise VerifierHung(f"verify command {hung.command!r} ran out of time")
-    total, parts = await _left(box, REWARD_FILE), await _left(box, f"{REWARD_DIR}/reward.json")
-    if (total is not None or parts is not None) and not writes_reward(task):
+    total, parts = await _left(box, REWARD_FILE), await _left(box, REWARD_PARTS)
+    if total is not None and not writes_reward(task):
         await log(Noticed(what="a reward the verifier did not write; it was ignored", paths=(REWARD_FILE,)))
-        total = parts = None
-    elif parts is not None and not writes_parts(task):
-        await log(Noticed(what="a reward.json the verifier did not write; it was ignored", paths=(REWARD_DIR,)))
+        total = None
+    if parts is not None and not writes_parts(task):
+        await log(Noticed(what="a reward the verifier did not write; it was ignored", paths=(REWARD_PARTS,)))
         parts = None
     counted = results if not task.test_script else results[:-1]
     reward = reward_of(counted, total, parts)

@@ -107,7 +107,8 @@ async def fetch(package: Package, downloads: Path) -> Path:
         raise SetupError("npm is missing, it fetches OpenCode once; run: apt-get install npm")
     wanted = f"{package.name}@{package.version}"
     with tempfile.TemporaryDirectory(dir=downloads) as folder:
-        done = await anyio.run_process([npm, "pack", "--silent", wanted], cwd=folder, check=False)
+        command = [npm, "pack", "--silent", "--cache", f"{folder}/cache", wanted]
+        done = await anyio.run_process(command, cwd=folder, check=False)
         archives = [path async for path in anyio.Path(folder).glob("*.tgz")]
         if done.returncode or not archives:
             said = " ".join(done.stderr.decode(errors="replace").strip().splitlines()[-1:])

@@ -24,10 +24,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         code = PIPE_CLOSED
-    if code == PIPE_CLOSED:
+    except (OSError, ValueError, AttributeError) as error:
+        _complain(f"rollcage: cannot write to standard output: {error}")
+        code = code or OTHER
+    with suppress(OSError, ValueError, AttributeError):
         # Python flushes once more on its way out, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _complain(message: str) -> None:
+    with suppress(OSError, ValueError, AttributeError):
+        print(message, file=sys.stderr, flush=True)
 
 
 def _code(arguments: Sequence[str]) -> int:

@@ -111,7 +111,7 @@ def run(task: str | None, as_json: bool, follow: bool, **options: Any) -> int:
 
 
 @rollcage.command()
-@click.option("--limit", "-n", type=click.IntRange(min=1), default=20, show_default=True, help="How many.")
+@click.option("--limit", "-n", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="How many.")
 @click.option("--open", "open_only", is_flag=True, help="Only those that have not ended.")
 @JSON
 def ls(limit: int, open_only: bool, as_json: bool) -> int:

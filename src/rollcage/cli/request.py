@@ -33,6 +33,8 @@ def wanted(path: str | None, options: Mapping[str, Any]) -> TaskFile:
     """The task with everything beside it: the file's word, and over it whatever was typed."""
     if path is None and options.get("instruction") is None:
         raise UsageError("nothing to do: name a task file or give --instruction; see rollcage run --help")
+    if options.get("instruction") == "-":
+        options = {**options, "instruction": sys.stdin.read()}
     try:
         file = load(path) if path is not None else TaskFile(path=Path(), task=Task(instruction=_instruction(options)))
         return file.model_copy(
@@ -79,7 +81,7 @@ def _task(task: Task, options: Mapping[str, Any]) -> Task:
 
 def _instruction(options: Mapping[str, Any]) -> str:
     text: str = options["instruction"]
-    return sys.stdin.read() if text == "-" else text
+    return text
 
 
 def _file(name: str, option: str) -> str:

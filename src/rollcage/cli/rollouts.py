@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.abc import TaskStatus
+from pydantic import ValidationError
 
 from rollcage.cli import codes
 from rollcage.cli.output import Output, Style, environment, write_json
 from rollcage.cli.parts import opened_log, opened_runner
 from rollcage.cli.request import wanted
 from rollcage.endpoints import opened
-from rollcage.errors import SetupError
+from rollcage.errors import SetupError, UsageError
 from rollcage.events import AbortRequested, AgentStarted, Entry, Queued, Rollout
 from rollcage.result import result_of
 from rollcage.settings import Settings
 from rollcage.tasks import TaskFile
+from rollcage.tasks.problems import problems_of
 from rollcage.types import Job, Outcome
 
 if TYPE_CHECKING:
@@ -62,7 +64,17 @@ async def _run(settings: Settings, task: TaskFile, style: Style) -> int:
         return interrupts.code or codes.INTERRUPTED
     if interrupts.code is not None and rollout.outcome is Outcome.ABORTED:
         return interrupts.code
-    return codes.SUCCEEDED if rollout.outcome is Outcome.SUCCEEDED else codes.OTHER
+    return _code(rollout)
+
+
+def _code(rollout: Rollout) -> int:
+    if rollout.outcome is Outcome.SUCCEEDED:
+        return codes.SUCCEEDED
+    not_ready = rollout.outcome is Outcome.MODEL_UNREACHABLE or rollout.error_code in (
+        "machine_not_ready",
+        "log_failed",
+    )
+    return codes.NOT_READY if not_ready else codes.OTHER
 
 
 async def _rollout(settings: Settings, task: TaskFile, output: Output, interrupts: Interrupts) -> Rollout:
@@ -75,7 +87,10 @@ async def _rollout(settings: Settings, task: TaskFile, output: Output, interrupt
         Store.open(settings.log_path) as store,
         opened_runner(settings, store) as runner,
     ):
-        job = Job(task=task.task, model=endpoint, agent=task.agent, sandbox=task.sandbox, mode=task.mode)
+        try:
+            job = Job(task=task.task, model=endpoint, agent=task.agent, sandbox=task.sandbox, mode=task.mode)
+        except ValidationError as error:
+            raise UsageError("\n".join(problems_of(error))) from error
         rollout_id = await runner.start(job)
         interrupts.stop = _aborting(runner, rollout_id, "Ctrl-C")
         async with anyio.create_task_group() as tasks:
@@ -102,10 +117,16 @@ async def _show(store: Store, rollout_id: str, output: Output, interrupts: Inter
 
 
 async def _follow(store: Store, rollout_id: str, output: Output, show: Callable[[Entry], Awaitable[None]]) -> None:
-    """Show the rollout's entries as they come; meanwhile the view hears what the model is saying."""
+    """Show the rollout's entries as they come; meanwhile the view hears what the model is saying.
+
+    A rollout whose process dies is ended here, so that nobody waits for it.
+    """
+    from rollcage.runner import bury
+
     with output.view.running() if output.view else nullcontext():
         async with anyio.create_task_group() as tasks, aclosing(store.follow(rollout_id)) as entries:
             owner = ""
+            tasks.start_soon(bury, store, rollout_id)
             async for entry in entries:
                 if isinstance(entry.event, Queued):
                     owner = entry.event.owner
@@ -134,7 +155,7 @@ async def _watch(settings: Settings, prefix: str, style: Style) -> int:
         await _follow(store, rollout_id, output, tell)
         rollout = await store.rollout(rollout_id)
     output.finish(rollout)
-    return codes.SUCCEEDED if rollout.outcome is Outcome.SUCCEEDED else codes.OTHER
+    return _code(rollout)
 
 
 async def _abort(settings: Settings, prefix: str, how: tuple[str, float, bool]) -> int:

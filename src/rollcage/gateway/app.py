@@ -34,6 +34,7 @@ class Gateway:
         self._leases: dict[str, Lease] = {}
         self._upstream = Upstream(tls)
         self._known = Known()
+        self._parsing = asyncio.Lock()
         self._probes: dict[tuple[str, str, str], tuple[float, _Probe]] = {}
 
     @classmethod
@@ -91,7 +92,8 @@ class Gateway:
         Then the key is void, every call is cut, and what was captured of it has been recorded: nothing follows. Each
         turn is recorded before the last byte of its answer leaves. Raises what `record` raised.
         """
-        way = Way(self._upstream, self._known, endpoint, limits, quiet=mode == "black_box", strip=self._strip)
+        quiet = mode == "black_box"
+        way = Way(self._upstream, self._known, endpoint, limits, self._parsing, quiet=quiet, strip=self._strip)
         lease = Lease(way, sock, record)
         await lease.open()
         if name:

@@ -24,6 +24,8 @@ CHECKED_BEYOND = 1 << 20
 """Bodies up to this size are taken without a look at what the other clients send."""
 PIPELINED = 32
 LINGER_S = 2.0
+TURNED_AWAY_S = 0.05
+"""Shorter: a box that floods us must not hold our descriptors."""
 """How long a refused sender may go on sending before it is cut: time to read why."""
 
 JSON = {"Content-Type": "application/json"}
@@ -141,7 +143,7 @@ class Connection(asyncio.Protocol):
             # stream may wait 40 ms for the client's acknowledgement of the one before.
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if not self._host.connected(self):
-            self._refuse(503, "too many connections")
+            self._refuse(503, "too many connections", linger_s=TURNED_AWAY_S)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._waiting.clear()
@@ -247,7 +249,7 @@ class Connection(asyncio.Protocol):
         elif not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, status: int, message: str, linger_s: float = LINGER_S) -> None:
         """Say why and close, once what is being answered is answered."""
         self._refused = True
         self._body, self._size = [], 0
@@ -258,7 +260,7 @@ class Connection(asyncio.Protocol):
         # Closing while the client still sends would reset the connection, and it might never read the answer.
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
+        asyncio.get_running_loop().call_later(linger_s, self._transport.abort)
 
     def _head(self, status: int, headers: Mapping[str, str]) -> bytes:
         try:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 YOUNG = 50_000
 """New objects between two collections: as many as some ten long turns have."""
-SWITCH_S = 0.0002
+SWITCH_S = 0.00005
 """How long a thread may keep the others waiting."""
 
 _usual: list[tuple[tuple[int, int, int], float]] = []

@@ -47,6 +47,8 @@ class Lease:
     """Calls that have ended, broken ones included."""
     generated_tokens: int
     """Tokens the model has generated in all of them, as the engine counted."""
+    answers: int
+    """Calls that got a whole answer."""
     last_failure: Turn | None
     """The last call that broke upstream, if no good one came after it."""
 
@@ -58,6 +60,7 @@ class Lease:
         self._key = f"sk-{secrets.token_urlsafe(24)}"
         self.endpoint = Endpoint.model_validate({"base_url": _address(sock), "model": MODEL, "key": self._key})
         self.turns = self.generated_tokens = 0
+        self.answers = 0
         self.last_failure = None
         self.limit_reached = ""
         self._index = self._answered = self._running = 0
@@ -219,6 +222,7 @@ class Lease:
         self._answered += turn.status == 200
         self.generated_tokens += counted if isinstance(counted, int) else len(turn.tokens)
         if turn.error is None:
+            self.answers += 1
             self.last_failure = None
         elif not hung_up:
             self.last_failure = turn

@@ -25,7 +25,7 @@ from rollcage.gateway.wires import CHAT_PATH
 from rollcage.types import Endpoint, JsonObject, Limits, Purpose, Turn
 
 HUNG_UP = "agent hung up"
-SLICE = 64 << 10
+SLICE = 16 << 10
 """Parsed at a stretch; between two slices other streams get their turn."""
 AFTER_DONE_S = 1.0
 """How long an upstream may dawdle after `[DONE]` before the answer counts as complete without its end."""
@@ -42,6 +42,8 @@ class Way:
     endpoint: Endpoint
     """The real one, key included."""
     limits: Limits
+    parsing: asyncio.Lock
+    """Held by the one call of the whole gateway that is being parsed: when many end together, streams still flow."""
     quiet: bool
     """Whether nothing is asked for or recorded (mode `black_box`)."""
     strip: bool = False
@@ -244,11 +246,11 @@ class Relay:
     async def _turn(self, call: Call, end: End, prompt: tuple[int, ...]) -> Turn:
         body = unpacked(b"".join(self.pieces), self._delivery.encoding)
         answer = Answer()
-        for start in range(0, len(body), SLICE):
-            if start:
+        async with self._way.parsing:
+            for start in range(0, len(body), SLICE):
                 await asyncio.sleep(0)
-            answer.feed(body[start : start + SLICE])
-        return answer.turn(call, end, prompt)
+                answer.feed(body[start : start + SLICE])
+            return answer.turn(call, end, prompt)
 
 
 def _milder(engine: Engine, known: Engine, body: JsonObject, sent: JsonObject, answer: bytes) -> Engine | None:

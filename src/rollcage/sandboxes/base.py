@@ -88,6 +88,9 @@ class Provider(Protocol):
     def name(self) -> str:
         """`local`, `container`, ..."""
 
+    def check(self, spec: SandboxSpec) -> None:
+        """Raise UsageError for a box it cannot give, before anything is started."""
+
     def open(self, spec: SandboxSpec, layers: Sequence[Layer] = ()) -> AbstractAsyncContextManager[Sandbox]:
         """A box whose home starts as these layers, topmost first. Closed, with all in it, at the end of the block."""
 

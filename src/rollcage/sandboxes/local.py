@@ -43,6 +43,11 @@ class LocalProvider:
         """`local`."""
         return "local"
 
+    def check(self, spec: SandboxSpec) -> None:
+        """It has no templates."""
+        if spec.template:
+            raise UsageError(f"template {spec.template!r}: local boxes have no templates; leave it out")
+
     @asynccontextmanager
     async def open(self, spec: SandboxSpec, layers: Sequence[Layer] = ()) -> AsyncIterator[LocalBox]:
         """A box whose home starts as these layers, topmost first. Closed, with all in it, at the end of the block."""

@@ -162,7 +162,7 @@ class LocalProcess:
         """Get hold of the command's pid namespace; then let it start, which it cannot before `release` is closed."""
         try:
             self._watched.append(_Watched(monitor))
-            with anyio.fail_after(_START_TIMEOUT_S):
+            with anyio.move_on_after(_START_TIMEOUT_S):
                 await self._named.wait()
             pid = self._told().get("child-pid")
             if pid is None:
