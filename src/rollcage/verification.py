@@ -71,8 +71,7 @@ async def verify(
     try:
         with anyio.fail_after(seconds + GRACE_S):
             async with _clean_box(job, box, provider, log, own) as clean:
-                await _clear(job.task, clean)
-                collected = await collect(clean, job.task.workdir)
+                collected = await collect(clean, job.task.workdir, before=_CLEAR)
                 await log(FilesCollected(files=collected.files, extra=collected.extra))
                 await _notice_deciders(job.task, collected, log)
                 await _judge(job, clean, log, deadline)
@@ -102,12 +101,6 @@ async def _clean_box(
 
 def _within(path: str, folders: Sequence[str]) -> bool:
     return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)
-
-
-async def _clear(task: Task, box: Sandbox) -> None:
-    cleared = await run(box, ["bash", "--noprofile", "--norc", "-c", _CLEAR, "clear", task.workdir])
-    if cleared.code:
-        raise SandboxError(f"cannot clear the verifier's folders: {cleared.stderr.text.strip()}")
 
 
 async def _notice_deciders(task: Task, left: Collected, log: Log) -> None:
@@ -153,7 +146,7 @@ async def _judge(job: Job, box: Sandbox, log: Log, deadline: float) -> None:
     )
     if hung:
         raise VerifierHung(f"verify command {hung.command!r} ran out of time")
-    total, parts = await _left(box, REWARD_FILE), await _left(box, REWARD_PARTS)
+    total, parts = await _left(box)
     if total is not None and not writes_reward(task):
         await log(Noticed(what="a reward the verifier did not write; it was ignored", paths=(REWARD_FILE,)))
         total = None
@@ -168,13 +161,18 @@ async def _judge(job: Job, box: Sandbox, log: Log, deadline: float) -> None:
         await log(Scored(reward=reward))
 
 
-async def _left(box: Sandbox, path: str) -> bytes | None:
-    """What the verifier left there. A verifier leaves a plain file that it could write again; the code that it tests
-    might leave something else, to keep the verifier from writing."""
-    found = await run(box, ["find", path, "-maxdepth", "0", "-printf", "%y %m"])
-    if found.code:
-        return None
-    kind, _, mode = found.stdout.text.partition(" ")
-    if kind != "f" or not int(mode or "0", 8) & 0o200:
-        raise ScoringError(f"{path} is not a plain file that can be written; the code under test may have made it")
-    return await box.read(path, limit=64 << 10)
+async def _left(box: Sandbox) -> tuple[bytes | None, bytes | None]:
+    """What is in reward.txt and reward.json.
+
+    A verifier leaves plain files that it could write again; the code that it tests might leave something else, to keep
+    the verifier from writing.
+    """
+    listed = await run(box, ["find", REWARD_DIR, "-mindepth", "1", "-maxdepth", "1", "-printf", r"%y %m %p\n"])
+    found: dict[str, bytes] = {}
+    for line in listed.stdout.text.splitlines():
+        kind, mode, path = line.split(" ", 2)
+        if path in (REWARD_FILE, REWARD_PARTS):
+            if kind != "f" or not int(mode, 8) & 0o200:
+                raise ScoringError(f"{path} is no plain file that can be written; the code under test may have made it")
+            found[path] = await box.read(path, limit=64 << 10)
+    return found.get(REWARD_FILE), found.get(REWARD_PARTS)

@@ -16,7 +16,7 @@ from rollcage.agents.opencode_package import cpu_flags, layer_of, package_for
 from rollcage.errors import SandboxError, UsageError
 from rollcage.events import AgentSaid, AgentStarted
 from rollcage.layers import Layer
-from rollcage.sandboxes.base import Process, Sandbox, run, tail
+from rollcage.sandboxes.base import Process, Sandbox, tail
 from rollcage.types import HOME, AgentSpec, Endpoint, JsonObject
 
 BINARY = f"{HOME}/.rollcage/bin/opencode"
@@ -93,7 +93,7 @@ class OpenCode:
     async def log_tail(self, box: Sandbox) -> str:
         """The end of OpenCode's own log file."""
         try:
-            return (await run(box, ["tail", "--bytes=8000", "--", LOG], timeout_s=5)).stdout.text
+            return (await box.read(LOG, limit=4 << 20))[-8000:].decode("utf-8", "replace")
         except SandboxError:
             return ""
 

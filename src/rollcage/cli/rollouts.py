@@ -70,10 +70,7 @@ async def _run(settings: Settings, task: TaskFile, style: Style) -> int:
 def _code(rollout: Rollout) -> int:
     if rollout.outcome is Outcome.SUCCEEDED:
         return codes.SUCCEEDED
-    not_ready = rollout.outcome is Outcome.MODEL_UNREACHABLE or rollout.error_code in (
-        "machine_not_ready",
-        "log_failed",
-    )
+    not_ready = rollout.error_code in ("model_unreachable", "machine_not_ready", "log_failed")
     return codes.NOT_READY if not_ready else codes.OTHER
 
 

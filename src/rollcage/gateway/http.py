@@ -24,9 +24,9 @@ CHECKED_BEYOND = 1 << 20
 """Bodies up to this size are taken without a look at what the other clients send."""
 PIPELINED = 32
 LINGER_S = 2.0
-TURNED_AWAY_S = 0.05
-"""Shorter: a box that floods us must not hold our descriptors."""
 """How long a refused sender may go on sending before it is cut: time to read why."""
+TURNED_AWAY_S = 0.05
+"""The same where there are too many connections: a box that floods us must not hold our descriptors."""
 
 JSON = {"Content-Type": "application/json"}
 

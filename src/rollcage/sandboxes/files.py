@@ -27,16 +27,22 @@ class Collected(NamedTuple):
     extra: tuple[str, ...]
 
 
-async def collect(box: Sandbox, folder: str, *, timeout_s: float = 30) -> Collected:
-    """The text files below a folder, within limits; symlinks are never followed."""
+async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: float = 30) -> Collected:
+    """The text files below a folder, within limits; symlinks are never followed.
+
+    `before`: shell text that is run first, in the same process, with the folder as its `$1`; its failure is an error.
+    """
     prune = [word for name in SKIPPED for word in ("-name", name, "-o")][:-1]
+    look = ["find", ".", "(", *prune, ")", "-prune", "-o", "!", "-type", "d", "-printf", r"%y %s %P\0"]
+    script = f'{before}\ncd -- "$1" || exit 1\nshift; exec "$@"'
     listing = await run(
         box,
-        ["find", ".", "(", *prune, ")", "-prune", "-o", "!", "-type", "d", "-printf", r"%y %s %P\0"],
-        cwd=folder,
+        ["bash", "--noprofile", "--norc", "-c", script, "collect", folder, *look],
         timeout_s=timeout_s,
         limit=_LISTING_LIMIT,
     )
+    if listing.code and not listing.stdout.data:
+        raise SandboxError(f"cannot look into {folder}: {listing.stderr.text.strip()}")
     names: list[bytes] = []
     extra: list[str] = []
     total = 0
