@@ -187,7 +187,7 @@ class Inserter:
         self.last_id = 0
         """The id of the newest entry added here."""
         self._known: dict[bytes, None] = {}
-        self._compressor = zstandard.ZstdCompressor(level=3)
+        self._compressor = zstandard.ZstdCompressor(level=1)
 
     def prepared(self, rollout_id: str, event: Event, when: float) -> Prepared:
         """Pack an event and compress what the file does not have yet. Needs no lock."""
