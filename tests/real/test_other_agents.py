@@ -18,7 +18,7 @@ import pytest
 
 from rollcage.layers import Layer
 from rollcage.runner import Backends
-from rollcage.sandboxes.base import Sandbox, run, sh
+from rollcage.sandboxes.base import Exit, Sandbox, run, sh
 from rollcage.testing import ScriptedModel
 from rollcage.types import HOME, Endpoint, Limits, Purpose, SandboxSpec, ScriptedCall, ScriptedTurn, Turn
 
@@ -128,6 +128,14 @@ def layer_of(cli: Cli, source: Path) -> Layer:
     return Layer(name=cli.name, key=f"{cli.package}@{cli.version} 1", build=build)
 
 
+async def work(cli: Cli, box: Sandbox, lent: Endpoint) -> Exit:
+    """The agent from its start to its end, in the box."""
+    argv = ["node", f"{AGENTS}/node_modules/{cli.package}/{cli.script}", *cli.arguments(lent)]
+    environment = cli.environment(lent)
+    prompt = b"Write a note and read it."
+    return await run(box, argv, stdin=prompt, env=environment, cwd=WORKDIR, timeout_s=AGENT_S, limit=4 << 20)
+
+
 async def places_of(secret: str, box: Sandbox) -> str:
     """The files in the box that hold a text, the agent's own program aside."""
     found = await sh(box, f"grep -rlF -e '{secret}' --exclude-dir=.agents {HOME} /tmp", timeout_s=60)
@@ -152,14 +160,12 @@ async def test_a_real_agent_works_in_its_box_and_every_turn_is_trainable(
     async def record(turn: Turn) -> None:
         recorded.append(turn)
 
-    how = {"limits": Limits(), "mode": "transparent_proxy", "record": record}
     async with backends.providers["local"].open(SandboxSpec(), [layer]) as box, box.listen(7000) as sock:
         await box.write(f"{WORKDIR}/task.txt", b"Write a note, read it.\n")
-        async with backends.gateway.lend(endpoint, sock, **how) as lease:
-            argv = ["node", f"{AGENTS}/node_modules/{cli.package}/{cli.script}", *cli.arguments(lease.endpoint)]
-            environment = cli.environment(lease.endpoint)
-            prompt = b"Write a note and read it."
-            ended = await run(box, argv, stdin=prompt, env=environment, cwd=WORKDIR, timeout_s=AGENT_S, limit=4 << 20)
+        async with backends.gateway.lend(
+            endpoint, sock, limits=Limits(), mode="transparent_proxy", record=record
+        ) as lease:
+            ended = await work(cli, box, lease.endpoint)
         said = ended.stdout.text + ended.stderr.text
         assert (ended.code, ended.timed_out) == (0, False), said[-4000:]
         assert await box.read(f"{WORKDIR}/note.txt") == f"{WRITTEN}\n".encode()
@@ -173,7 +179,8 @@ async def test_a_real_agent_works_in_its_box_and_every_turn_is_trainable(
     assert [(turn.error, turn.untrainable_reason, turn.trainable) for turn in recorded] == [(None, "", True)] * 3
     assert all(turn.prompt_ids and len(turn.tokens) == turn.usage["completion_tokens"] for turn in recorded)
     assert [turn.finish_reason for turn in recorded] == ["tool_calls", "tool_calls", "stop"]
-    assert len({turn.session for turn in recorded}) == 1
+    (session,) = {turn.session for turn in recorded}
+    assert session, "the agent's own id for it"
     assert real_key not in json.dumps([turn.request for turn in recorded])
     results = [message for message in recorded[2].request["messages"] if message["role"] == "tool"]
     assert WRITTEN not in results[0]["content"]
