@@ -173,6 +173,7 @@ async def test_a_real_agent_works_in_its_box_and_every_turn_is_trainable(
         assert not (ended.stdout.truncated or ended.stderr.truncated)
         assert "All is done." in said, "it is the agent's output that is searched"
         assert real_key not in said
+        assert f"{WORKDIR}/note.txt" in await places_of(WRITTEN, box), "the search does find what is there"
         assert await places_of(real_key, box) == ""
 
     assert [turn.purpose for turn in recorded] == [Purpose.AGENT] * 3
