@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -21,6 +22,10 @@ from rollcage.settings import Settings
 from rollcage.store import Store
 from rollcage.testing import ScriptedModel
 from rollcage.types import AgentSpec, Endpoint, Job, SandboxSpec, ScriptedTurn, Task
+
+
+# Whoever started the tests in the background had them ignore Ctrl-C, and our children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
