@@ -23,7 +23,6 @@ from rollcage.store import Store
 from rollcage.testing import ScriptedModel
 from rollcage.types import AgentSpec, Endpoint, Job, SandboxSpec, ScriptedTurn, Task
 
-
 # Whoever started the tests in the background had them ignore Ctrl-C, and our children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
