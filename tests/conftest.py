@@ -23,8 +23,9 @@ from rollcage.store import Store
 from rollcage.testing import ScriptedModel
 from rollcage.types import AgentSpec, Endpoint, Job, SandboxSpec, ScriptedTurn, Task
 
-# Whoever started the tests in the background had them ignore Ctrl-C, and our children would inherit that.
+# Whoever started the tests in the background may have had them ignore Ctrl-C or hang-ups; our children would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
