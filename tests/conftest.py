@@ -23,7 +23,7 @@ from rollcage.store import Store
 from rollcage.testing import ScriptedModel
 from rollcage.types import AgentSpec, Endpoint, Job, SandboxSpec, ScriptedTurn, Task
 
-# Whoever started the tests in the background may have had them ignore Ctrl-C or hang-ups; our children would inherit it.
+# Whoever started the tests in the background may have had them ignore Ctrl-C or hang-ups; children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
