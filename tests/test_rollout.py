@@ -9,7 +9,7 @@ import pytest
 
 from playing import Play
 from rollcage.events import AgentSaid, StageEnded, StageStarted, TurnEnded
-from rollcage.runner import Runner
+from rollcage.runner import Backends, Runner
 from rollcage.store import Store
 from rollcage.testing import ScriptedModel
 from rollcage.types import (
@@ -344,6 +344,29 @@ async def test_many_rollouts_at_once_do_not_mix(play: Play) -> None:
     async with anyio.create_task_group() as tasks:
         for number in range(24):
             tasks.start_soon(one, number)
+
+
+async def test_no_more_rollouts_run_at_once_than_were_allowed(
+    store: Store, backends: Backends, model: ScriptedModel
+) -> None:
+    async with Runner.open(store, backends, at_once=1) as runner:
+        job = Job(task=Task(instruction="sleep 0.3"), model=model.endpoint(()), agent=AgentSpec(name="shell"))
+        ids = [await runner.start(job) for _ in range(3)]
+        for rollout_id in ids:
+            await runner.wait(rollout_id)
+    spans = sorted([(log[1].time, log[-1].time) for log in [await store.read(rollout_id) for rollout_id in ids]])
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+
+
+async def test_what_the_agent_program_keeps_for_itself_is_no_news(play: Play) -> None:
+    assert (await play(HELLO)).noticed == ()
+
+
+async def test_verification_too_ends_with_the_one_deadline(play: Play) -> None:
+    limits = Limits(timeout_s=8, agent_timeout_s=1, verify_timeout_s=600)
+    rollout = await play(Task(instruction="true", verify=("sleep 600",), limits=limits), agent="shell")
+    assert (rollout.outcome, rollout.error_code) == (Outcome.VERIFY_FAILED, "verify_timeout")
+    assert rollout.timings["total"] < 14
 
 
 async def test_black_box_mode_relays_and_records_nothing(runner: Runner, model: ScriptedModel) -> None:
