@@ -346,7 +346,7 @@ class SandboxSpec(Value):
     """What kind of box a rollout wants."""
 
     backend: str = "local"
-    """`local`, and later `container`, `e2b`."""
+    """`local`, `container` or `e2b`."""
     template: str = ""
     """Name of a prebaked image of that backend."""
     memory_mb: int = Field(default=4096, ge=64)
@@ -370,6 +370,8 @@ class AgentSpec(Value):
 
     name: str = "opencode"
     """The agent CLI."""
+    driver: str = ""
+    """How it is driven, where it knows more than one way (`run`, `serve`); empty: its own default."""
     system_prompt: str = ""
     """Replaces the agent's own system prompt."""
     enabled_tools: tuple[str, ...] | None = None

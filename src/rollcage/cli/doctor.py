@@ -12,10 +12,10 @@ from typing import Any
 import anyio
 from rich.text import Text
 
+from rollcage.assembly import agent, provider
 from rollcage.cli import codes
 from rollcage.cli.narrator import BAD, DIM, GOOD, STRONG, WARN, Marks, counted
 from rollcage.cli.output import environment, program, write_json
-from rollcage.cli.parts import agent, provider
 from rollcage.cli.request import endpoint_request
 from rollcage.cli.screen import Screen, marks_for, screen
 from rollcage.cli.text import one_line, seconds_of

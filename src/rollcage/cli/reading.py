@@ -7,9 +7,9 @@ from typing import Literal
 
 import anyio
 
+from rollcage.assembly import opened_log
 from rollcage.cli import codes
 from rollcage.cli.output import environment, program, write_json
-from rollcage.cli.parts import opened_log
 from rollcage.cli.screen import marks_for, screen
 from rollcage.cli.summary import event_lines, list_table, summary_of, turn_details
 from rollcage.result import result_of

@@ -12,9 +12,9 @@ import anyio
 from anyio.abc import TaskStatus
 from pydantic import ValidationError
 
+from rollcage.assembly import opened_log, opened_runner
 from rollcage.cli import codes
 from rollcage.cli.output import Output, Style, environment, write_json
-from rollcage.cli.parts import opened_log, opened_runner
 from rollcage.cli.request import wanted
 from rollcage.endpoints import opened
 from rollcage.errors import SetupError, UsageError

@@ -1,4 +1,4 @@
-"""Builds the parts: the one place that says what a rollout started from the command line is made of."""
+"""Builds the parts from the settings: the one place that says what rollouts are made of. Used by edges only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollcage.settings import Settings
 if TYPE_CHECKING:
     from rollcage.agents.base import Agent
     from rollcage.agents.opencode import OpenCode
-    from rollcage.runner import Runner
+    from rollcage.runner import Backends, Runner
     from rollcage.sandboxes.local import LocalProvider
     from rollcage.store import Store
 
@@ -33,22 +33,27 @@ def agent(settings: Settings) -> OpenCode:
 
 
 @asynccontextmanager
-async def opened_runner(settings: Settings, store: Store) -> AsyncIterator[Runner]:
-    """A runner on this log, with everything it needs."""
+async def opened_backends(settings: Settings) -> AsyncIterator[Backends]:
+    """Everything rollouts can be run with. Backends that nobody asks for cost nothing."""
     from rollcage.agents.shell import Shell
     from rollcage.gateway import Gateway
-    from rollcage.runner import Backends, Runner
+    from rollcage.runner import Backends
 
     # Every box and every model call takes descriptors; the usual soft limit of 1024 is for small programs.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     async with Gateway.open() as gateway, provider(settings) as boxes:
         agents: list[Agent] = [agent(settings), Shell()]
-        backends = Backends(
-            providers={boxes.name: boxes}, agents={known.name: known for known in agents}, gateway=gateway
-        )
-        async with Runner.open(store, backends) as runner:
-            yield runner
+        yield Backends(providers={boxes.name: boxes}, agents={known.name: known for known in agents}, gateway=gateway)
+
+
+@asynccontextmanager
+async def opened_runner(settings: Settings, store: Store) -> AsyncIterator[Runner]:
+    """A runner on this log, with everything it needs."""
+    from rollcage.runner import Runner
+
+    async with opened_backends(settings) as backends, Runner.open(store, backends) as runner:
+        yield runner
 
 
 @asynccontextmanager

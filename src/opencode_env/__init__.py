@@ -1,0 +1,1 @@
+"""The names of the published OpenCode environment, kept by rollcage."""
