@@ -27,6 +27,8 @@ RESULT = (
     "verifier_stderr "
     "test_exit_code error error_code outcome timings"
 ).split()
+OURS = ["files_extra_why", "patch", "patch_truncated"]
+"""What rollcage says beyond the published shape."""
 TURN = (
     "turn purpose session_id parent_session_id finish_reason prompt_token_ids completion_tokens completion_token_ids "
     "per_token_logps request message usage latency_s ttft_s timestamp upstream_status upstream_error"
@@ -69,7 +71,7 @@ def turn(*tokens: Token) -> TurnEnded:
 def test_the_names_are_exactly_those_of_the_contract() -> None:
     result = result_of(rollout(turn(Token("a", 1, -0.1)), command(Stage.SETUP, "s"), command(Stage.VERIFY, "v")))
     document = result.model_dump(mode="json")
-    assert list(document) == RESULT
+    assert list(document) == RESULT + OURS
     assert list(document["proxy_turns"][0]) == TURN
     for rows in (document["setup_results"], document["verify_results"]):
         assert list(rows[0]) == ["cmd", "exit_code", "stdout", "stderr", "duration_s"]

@@ -14,8 +14,9 @@ import zstandard
 from pydantic import ValidationError
 
 from rollcage._packing import Blob, Codec, Damaged, pack, tamed, unpack
+from rollcage._summaries import check_claims, summarise
 from rollcage.errors import RollcageError, StoreError, UnknownRollout
-from rollcage.events import EVENT, Ended, Entry, Event, Queued, Scored, StageStarted, TurnEnded
+from rollcage.events import EVENT, Entry, Event, Queued, TurnEnded
 
 BUSY_S = 30.0
 """How long a writer waits for the other processes' turns."""
@@ -62,6 +63,14 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TRIGGER entries_keep BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'entries are never changed'); END;
     CREATE TRIGGER blobs_stay BEFORE DELETE ON blobs BEGIN SELECT RAISE(ABORT, 'blobs are never deleted'); END;
     CREATE TRIGGER blobs_keep BEFORE UPDATE ON blobs BEGIN SELECT RAISE(ABORT, 'blobs are never changed'); END;
+    """,
+    """
+    ALTER TABLE rollouts ADD COLUMN caller TEXT NOT NULL DEFAULT '';
+    ALTER TABLE rollouts ADD COLUMN idempotency_key TEXT NOT NULL DEFAULT '';
+    ALTER TABLE rollouts ADD COLUMN resumable INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE rollouts ADD COLUMN session TEXT NOT NULL DEFAULT '';
+    CREATE UNIQUE INDEX rollouts_by_key ON rollouts (caller, idempotency_key) WHERE idempotency_key != '';
+    CREATE INDEX rollouts_by_caller ON rollouts (caller);
     """,
 )
 """What leads from each schema version to the next; the version is `PRAGMA user_version`. Never edit one, add one."""
@@ -216,6 +225,7 @@ class Inserter:
             "SELECT seq, kind FROM entries WHERE rollout_id = ? ORDER BY seq DESC LIMIT 1", (item.rollout_id,)
         ).fetchone()
         _check(item.rollout_id, item.event, None if last is None else last[1])
+        check_claims(self.connection, item.rollout_id, item.event)
         seq = 1 if last is None else last[0] + 1
         self.connection.executemany(
             "INSERT OR IGNORE INTO blobs (digest, codec, data) VALUES (?, ?, ?)",
@@ -257,38 +267,6 @@ def _check(rollout_id: str, event: Event, last_kind: str | None) -> None:
         raise StoreError(f"rollout {rollout_id} has ended: nothing can be added to its log")
     if last_kind is not None and isinstance(event, Queued):
         raise StoreError(f"rollout {rollout_id} is already in the log: use a new id")
-
-
-def summarise(connection: sqlite3.Connection, entry: Entry) -> None:
-    """Bring the rollout's row in `rollouts` up to date with one more entry."""
-    event, key = entry.event, entry.rollout_id
-    match event:
-        case Queued(job=job, owner=owner):
-            texts = (key, job.task.id, job.task.instruction[:200], job.agent.name, job.model.model, owner)
-            connection.execute(
-                "INSERT INTO rollouts (id, task_id, instruction, agent, model, owner, created_at)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (*map(_storable, texts), entry.time),
-            )
-        case StageStarted(stage=stage):
-            connection.execute("UPDATE rollouts SET stage = ? WHERE id = ?", (stage.value, key))
-        case TurnEnded(turn=turn):
-            counted = turn.usage.get("completion_tokens")
-            tokens = len(turn.tokens) or (counted if isinstance(counted, int) and 0 <= counted < 1 << 40 else 0)
-            connection.execute("UPDATE rollouts SET turns = turns + 1, tokens = tokens + ? WHERE id = ?", (tokens, key))
-        case Scored(reward=reward):
-            connection.execute("UPDATE rollouts SET reward = ? WHERE id = ?", (reward.total, key))
-        case Ended(outcome=outcome, error=error):
-            connection.execute(
-                "UPDATE rollouts SET stage = 'ended', outcome = ?, ended_at = ?, error = ?,"
-                " reward = CASE WHEN ? THEN reward END WHERE id = ?",
-                (outcome.value, entry.time, error and _storable(error), outcome.scored, key),
-            )
-
-
-def _storable(text: str) -> str:
-    """The text as SQLite can hold it: without halves of characters."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def rebuild(connection: sqlite3.Connection) -> None:

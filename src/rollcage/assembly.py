@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from rollcage.errors import UnknownRollout
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from rollcage.agents.base import Agent
     from rollcage.agents.opencode import OpenCode
     from rollcage.runner import Backends, Runner
+    from rollcage.sandboxes.base import Provider
+    from rollcage.sandboxes.container import ContainerProvider
+    from rollcage.sandboxes.e2b import E2BProvider
     from rollcage.sandboxes.local import LocalProvider
     from rollcage.store import Store
 
@@ -25,6 +28,29 @@ def provider(settings: Settings) -> LocalProvider:
     return LocalProvider(settings.home)
 
 
+def container_provider(settings: Settings) -> ContainerProvider:
+    """Opens boxes in docker or podman."""
+    from rollcage.sandboxes.container import ContainerProvider
+
+    return ContainerProvider(settings.home, settings.engines)
+
+
+def e2b_provider(settings: Settings) -> E2BProvider:
+    """Opens boxes in E2B's cloud."""
+    from rollcage.sandboxes.e2b import E2BProvider
+
+    return E2BProvider(settings.e2b, settings.home)
+
+
+def providers(settings: Settings) -> Mapping[str, Callable[[], AbstractAsyncContextManager[Provider]]]:
+    """Every kind of box by its name, each ready to be made. Making one costs nothing until its first box is opened."""
+    return {
+        "local": lambda: provider(settings),
+        "container": lambda: container_provider(settings),
+        "e2b": lambda: e2b_provider(settings),
+    }
+
+
 def agent(settings: Settings) -> OpenCode:
     """The agent that comes with rollcage."""
     from rollcage.agents.opencode import OpenCode
@@ -33,8 +59,11 @@ def agent(settings: Settings) -> OpenCode:
 
 
 @asynccontextmanager
-async def opened_backends(settings: Settings) -> AsyncIterator[Backends]:
-    """Everything rollouts can be run with. Backends that nobody asks for cost nothing."""
+async def opened_backends(settings: Settings, *, warm: int = 0) -> AsyncIterator[Backends]:
+    """Everything rollouts can be run with. Backends that nobody asks for cost nothing.
+
+    `warm`: so many boxes of each kind are kept open ahead, with the agent's server started; local ones from now on.
+    """
     from rollcage.agents.shell import Shell
     from rollcage.gateway import Gateway
     from rollcage.runner import Backends
@@ -42,17 +71,35 @@ async def opened_backends(settings: Settings) -> AsyncIterator[Backends]:
     # Every box and every model call takes descriptors; the usual soft limit of 1024 is for small programs.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    async with Gateway.open() as gateway, provider(settings) as boxes:
-        agents: list[Agent] = [agent(settings), Shell()]
-        yield Backends(providers={boxes.name: boxes}, agents={known.name: known for known in agents}, gateway=gateway)
+    async with Gateway.open() as gateway, AsyncExitStack() as stack:
+        boxes = {name: await stack.enter_async_context(make()) for name, make in providers(settings).items()}
+        opencode = agent(settings)
+        agents: list[Agent] = [opencode, Shell()]
+        if warm:
+            boxes = await _pooled(stack, boxes, opencode, warm)
+        yield Backends(providers=boxes, agents={known.name: known for known in agents}, gateway=gateway)
+
+
+async def _pooled(
+    stack: AsyncExitStack, providers: Mapping[str, Provider], warmer: OpenCode, size: int
+) -> dict[str, Provider]:
+    from rollcage.sandboxes.pool import Pool
+    from rollcage.types import SandboxSpec
+
+    pools = {
+        name: await stack.enter_async_context(Pool.over(boxes, size=size, warmer=warmer))
+        for name, boxes in providers.items()
+    }
+    pools["local"].prepare(SandboxSpec(), warmer.layers())
+    return dict(pools)
 
 
 @asynccontextmanager
-async def opened_runner(settings: Settings, store: Store) -> AsyncIterator[Runner]:
-    """A runner on this log, with everything it needs."""
+async def opened_runner(settings: Settings, store: Store, *, warm: int = 0) -> AsyncIterator[Runner]:
+    """A runner on this log, with everything it needs. `warm`: see `opened_backends`."""
     from rollcage.runner import Runner
 
-    async with opened_backends(settings) as backends, Runner.open(store, backends) as runner:
+    async with opened_backends(settings, warm=warm) as backends, Runner.open(store, backends) as runner:
         yield runner
 
 

@@ -3,6 +3,7 @@
 RollcageError
 ├── UsageError            the caller asked for something that cannot be: bad argument, unknown name
 │   └── TaskError         a task file that cannot be read
+├── QueueFull             as many rollouts wait as may; ask again later
 ├── SetupError            this machine lacks something; the message says the exact remedy
 ├── SandboxError          a box could not be opened, or refused what was asked of it
 │   ├── SandboxLost       the box is gone; nothing more can be done in it
@@ -13,7 +14,8 @@ RollcageError
 ├── ScoringError          the verifier ran but left no usable reward
 │   └── VerifierHung      the verifier's time ran out
 └── StoreError            the log could not be written or read
-    └── UnknownRollout    no rollout with that id
+    ├── UnknownRollout    no rollout with that id
+    └── AlreadyStarted    the idempotency key names a rollout that is there already
 """
 
 from __future__ import annotations
@@ -29,6 +31,14 @@ class UsageError(RollcageError):
 
 class TaskError(UsageError):
     """A task file that cannot be read or means nothing."""
+
+
+class QueueFull(RollcageError):
+    """As many rollouts wait as may."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 5) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class SetupError(RollcageError):
@@ -73,3 +83,11 @@ class StoreError(RollcageError):
 
 class UnknownRollout(StoreError):
     """No rollout with that id in this log."""
+
+
+class AlreadyStarted(StoreError):
+    """This caller has started a rollout under this idempotency key before."""
+
+    def __init__(self, rollout_id: str) -> None:
+        super().__init__(f"rollout {rollout_id} was started under this idempotency key")
+        self.rollout_id = rollout_id

@@ -18,6 +18,25 @@ class Queued(Value):
     """What is to be done; the endpoint's key is not in it."""
     owner: str = ""
     """The process that runs it; its lock tells whether it still lives."""
+    caller: str = ""
+    """Whose key asked for it; empty where nobody had to show one."""
+    idempotency_key: str = ""
+    """The caller's own name for this start: a second start under it joins this rollout."""
+    resumable: bool = False
+    """Whether a server that starts after this one's death may run it, as long as its agent has not begun: nothing
+    was sampled yet, and what it needs is in this log and in that server's settings."""
+    not_resumable_because: str = ""
+    """Why not, in words for the error it will end with, should it matter."""
+
+
+class Requeued(Value):
+    """The process that ran it died before its agent began; another one begins it anew, in a new box."""
+
+    kind: Literal["requeued"] = "requeued"
+    owner: str
+    """The process that runs it from now on."""
+    previous: str
+    """The dead one; where this is no longer the owner, somebody else was quicker and this is refused."""
 
 
 class StageStarted(Value):
@@ -114,6 +133,12 @@ class FilesCollected(Value):
     """`{path relative to the workdir: text}`."""
     extra: tuple[str, ...] = ()
     """Paths not collected: too large, too many, binary, or not regular files."""
+    why: dict[str, str] = {}
+    """Why each of them was not."""
+    patch: str | None = None
+    """What the agent changed in the workdir, as `git diff` writes it; null where that cannot be told."""
+    patch_truncated: bool = False
+    """The patch was longer than we keep."""
 
 
 class Scored(Value):
@@ -143,6 +168,7 @@ class Ended(Value):
 
 Event = Annotated[
     Queued
+    | Requeued
     | StageStarted
     | StageEnded
     | BoxOpened
@@ -181,6 +207,8 @@ class Rollout(Value):
     id: str
     job: Job
     owner: str = ""
+    caller: str = ""
+    resumable: bool = False
     stage: Stage = Stage.QUEUED
     created_at: float = 0.0
     ended_at: float | None = None
@@ -196,6 +224,9 @@ class Rollout(Value):
     notes: tuple[str, ...] = ()
     files: dict[str, str] = {}
     files_extra: tuple[str, ...] = ()
+    files_why: dict[str, str] = {}
+    patch: str | None = None
+    patch_truncated: bool = False
     reward: Reward | None = None
     outcome: Outcome | None = None
     error: str | None = None
@@ -227,8 +258,13 @@ class Rollout(Value):
 def _apply(state: JsonObject, lists: dict[str, list[object]], timings: dict[str, float], entry: Entry) -> None:
     state["last_seq"] = entry.seq
     match entry.event:
-        case Queued(job=job, owner=owner):
-            state.update(id=entry.rollout_id, job=job, owner=owner, created_at=entry.time)
+        case Queued(job=job, owner=owner, caller=caller, resumable=resumable):
+            state.update(id=entry.rollout_id, job=job, owner=owner, caller=caller, resumable=resumable)
+            state["created_at"] = entry.time
+        case Requeued(owner=owner):
+            state.update(owner=owner, stage=Stage.QUEUED, sandbox_id="", notes=())
+            lists["setup"].clear()
+            timings.clear()
         case StageStarted(stage=stage):
             state["stage"] = stage
         case StageEnded(stage=stage, seconds=seconds):
@@ -245,8 +281,8 @@ def _apply(state: JsonObject, lists: dict[str, list[object]], timings: dict[str,
             lists["turns"].append(turn)
         case Noticed() as noticed:
             lists["noticed"].append(noticed)
-        case FilesCollected(files=files, extra=extra):
-            state.update(files=files, files_extra=extra)
+        case FilesCollected(files=files, extra=extra, why=why, patch=patch, patch_truncated=truncated):
+            state.update(files=files, files_extra=extra, files_why=why, patch=patch, patch_truncated=truncated)
         case Scored(reward=reward):
             state["reward"] = reward
         case AbortRequested():

@@ -1,4 +1,4 @@
-"""Layers: prebaked pieces of a home directory, built once, named by their content, shared by all boxes."""
+"""Layers: prebaked pieces of a box, built once, named by their content, shared by all boxes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,13 +62,70 @@ class LayerStore:
         final = self._place(layer)
         if final.exists():
             return final
-        async with _locked(self.folder / f".{final.name}.lock"):
+        async with locked(self._lock(final.name)):
             if not final.exists():
                 await self._build(layer, final)
         return final
 
+    @asynccontextmanager
+    async def held(self, layer: Layer) -> AsyncIterator[Path]:
+        """The layer's folder, built now if need be, which nobody removes while the block lasts."""
+        async with AsyncExitStack() as stack:
+            while True:
+                final = await self.ensure(layer)
+                try:
+                    await stack.enter_async_context(self.hold(final.name))
+                except FileNotFoundError:
+                    continue  # removed between the two
+                break
+            yield final
+
+    @asynccontextmanager
+    async def hold(self, name: str) -> AsyncIterator[Path]:
+        """Keep a built layer from being removed while the block lasts; FileNotFoundError where it is gone."""
+        async with locked(self._lock(name), shared=True):
+            folder = self.folder / name
+            if not folder.exists():
+                raise FileNotFoundError(name)
+            yield folder
+
+    async def remove(self, name: str, *, wanted: Callable[[], bool]) -> bool:
+        """Remove a built layer; false where somebody holds it, or `wanted`, asked under its lock, says so."""
+        lock = try_lock(self._lock(name))
+        if lock is None:
+            return False
+        try:
+            if wanted():
+                return False
+            draft = self._draft(name)
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(_remove, draft)
+                if (self.folder / name).exists():
+                    # Out of sight first: half a layer must never look like a whole one.
+                    (self.folder / name).rename(draft)
+                    await anyio.to_thread.run_sync(_remove, draft)
+            return True
+        finally:
+            os.close(lock)
+
+    async def sweep(self) -> None:
+        """Remove what killed builders left."""
+        for draft in self.folder.glob(".*.draft"):
+            lock = try_lock(self._lock(draft.name[1 : -len(".draft")]))
+            if lock is not None:
+                try:
+                    await anyio.to_thread.run_sync(_remove, draft)
+                finally:
+                    os.close(lock)
+
+    def _lock(self, name: str) -> Path:
+        return self.folder / f".{name}.lock"
+
+    def _draft(self, name: str) -> Path:
+        return self.folder / f".{name}.draft"
+
     async def _build(self, layer: Layer, final: Path) -> None:
-        draft = self.folder / f".{final.name}.draft"
+        draft = self._draft(final.name)
         # We hold the lock: whoever left this was killed.
         await anyio.to_thread.run_sync(_remove, draft)
         draft.mkdir(mode=0o755)
@@ -83,20 +140,31 @@ class LayerStore:
 
 
 @asynccontextmanager
-async def _locked(path: Path) -> AsyncIterator[None]:
+async def locked(path: Path, *, shared: bool = False) -> AsyncIterator[None]:
     """Hold a file lock. It is asked for again and again: a thread that waits for it could not be cancelled."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    while True:
+        fd = try_lock(path, shared=shared)
+        if fd is not None:
+            break
+        await anyio.sleep(_POLL_S)
     try:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                await anyio.sleep(_POLL_S)
-            else:
-                break
         yield
     finally:
         os.close(fd)
+
+
+def try_lock(path: Path, *, shared: bool = False) -> int | None:
+    """A descriptor that holds the lock until it is closed; null where somebody else has it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _remove(folder: Path) -> None:

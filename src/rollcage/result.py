@@ -111,6 +111,12 @@ class RolloutResult(Value):
     """How it ended; null while it runs."""
     timings: dict[str, float] = {}
     """Seconds by stage, and in total."""
+    files_extra_why: dict[str, str] = {}
+    """Why each of them was not: `binary`, `symlink`, `too large (123 bytes)`, ..."""
+    patch: str | None = None
+    """What the agent changed in the workdir, as `git diff` writes it; null where that cannot be told."""
+    patch_truncated: bool = False
+    """The patch was longer than is kept; its text ends at a whole line."""
 
 
 def result_of(rollout: Rollout) -> RolloutResult:
@@ -127,9 +133,12 @@ def result_of(rollout: Rollout) -> RolloutResult:
         mode=rollout.job.mode,
         setup_results=[_command(result) for result in rollout.setup],
         verify_results=[_command(result) for result in verify],
-        proxy_turns=[_turn(turn) for turn in rollout.turns],
+        proxy_turns=[proxy_turn(turn) for turn in rollout.turns],
         files=rollout.files,
         files_extra=list(rollout.files_extra),
+        files_extra_why=rollout.files_why,
+        patch=rollout.patch,
+        patch_truncated=rollout.patch_truncated,
         workdir_files=rollout.files,
         agent_log_tail=rollout.agent_log_tail,
         proxy_log_tail="\n".join(f"turn {turn.index}: {turn.error}" for turn in rollout.turns if turn.error),
@@ -162,7 +171,8 @@ def _command(result: CommandResult) -> CommandOutcome:
     )
 
 
-def _turn(turn: Turn) -> ProxyTurn:
+def proxy_turn(turn: Turn) -> ProxyTurn:
+    """One model call in the shape that published clients read."""
     ids = [token.id for token in turn.tokens if token.id is not None]
     logprobs = [token.logprob for token in turn.tokens if token.logprob is not None]
     count = len(turn.tokens)

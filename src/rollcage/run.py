@@ -23,10 +23,10 @@ from rollcage.errors import (
 )
 from rollcage.events import AgentEnded, BoxOpened, Ended, Event, StageEnded, StageStarted, TurnEnded
 from rollcage.gateway import Gateway
-from rollcage.sandboxes.base import Provider, Rewindable, Sandbox
+from rollcage.sandboxes.base import Provider, Sandbox
 from rollcage.staging import run_commands, stage_files
 from rollcage.types import Job, Limits, Outcome, Stage, Turn
-from rollcage.verification import verify
+from rollcage.verification import remembered, verify
 
 GATEWAY_PORT = 7000
 """Where the agent finds its model, in every box."""
@@ -118,21 +118,23 @@ async def _rollout(job: Job, parts: Parts, log: Log, stages: Stages, name: str) 
         async with parts.provider.open(job.sandbox, parts.agent.layers()) as box:
             await log(BoxOpened(sandbox_id=box.id, backend=parts.provider.name, notes=box.notes))
             await stages.enter(Stage.SETUP)
-            await _setup(job, box, log)
-            before_agent.deadline = math.inf
-            await stages.enter(Stage.AGENT)
-            seconds = min(job.task.limits.agent_timeout_s, clock.until_reserve())
-            verdict = await _agent(job, parts, box, log, seconds=seconds, name=name)
-            await stages.enter(Stage.VERIFY)
-            seconds = min(job.task.limits.verify_timeout_s, clock.until_end())
-            await verify(job, box, parts.provider, log, seconds=seconds, own=parts.agent.own_paths)
-            return verdict
+            await set_up(job, box, log)
+            own = parts.agent.own_paths
+            async with remembered(job, box, own) as archive:
+                before_agent.deadline = math.inf
+                await stages.enter(Stage.AGENT)
+                seconds = min(job.task.limits.agent_timeout_s, clock.until_reserve())
+                verdict = await work(job, parts, box, log, seconds=seconds, name=name)
+                await stages.enter(Stage.VERIFY)
+                seconds = min(job.task.limits.verify_timeout_s, clock.until_end())
+                await verify(job, box, parts.provider, log, seconds=seconds, own=own, archive=archive)
+                return verdict
     message = f"the agent had not started when {clock.limits.deadline_s:g} s less the scoring reserve were up"
     raise Failure(Outcome.TIMED_OUT, "timed_out", f"{message}; raise timeout_s")
 
 
-async def _setup(job: Job, box: Sandbox, log: Log) -> None:
-    """The task's files and commands; then the box remembers its home directory."""
+async def set_up(job: Job, box: Sandbox, log: Log) -> None:
+    """The task's files and commands."""
     await stage_files(box, job.task)
     seconds = job.task.limits.setup_timeout_s
     failed = await run_commands(box, job, job.task.setup, stage=Stage.SETUP, log=log, seconds=seconds)
@@ -141,11 +143,9 @@ async def _setup(job: Job, box: Sandbox, log: Log) -> None:
         said = failed.stderr.strip().splitlines()[-1:] or [""]
         how = "ran out of time" if failed.timed_out else f"ended with exit code {failed.exit_code}"
         raise Failure(Outcome.SETUP_FAILED, code, f"setup command {failed.command!r} {how}. {said[0]}".strip())
-    if isinstance(box, Rewindable):
-        await box.checkpoint()
 
 
-async def _agent(job: Job, parts: Parts, box: Sandbox, log: Log, *, seconds: float, name: str) -> Ended:
+async def work(job: Job, parts: Parts, box: Sandbox, log: Log, *, seconds: float, name: str) -> Ended:
     """The agent works, the gateway records. When this returns its processes are dead and its key is void."""
     ending: AgentExit | None = None
 

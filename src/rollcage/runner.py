@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,26 +14,51 @@ from typing import TypeVar
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
+from rollcage._hiding import hidden
+from rollcage._places import EVERYBODY, Places, Share, Ticket
 from rollcage.agents.base import Agent
 from rollcage.errors import StoreError, UsageError
-from rollcage.events import AbortRequested, Ended, Event, Queued, Rollout
+from rollcage.events import AbortRequested, Ended, Event, Queued, Requeued, Rollout
 from rollcage.gateway import Gateway
 from rollcage.live import serve
 from rollcage.run import Parts, run
 from rollcage.sandboxes.base import Provider
-from rollcage.store import Store
-from rollcage.types import Job, Outcome
+from rollcage.store import Store, Summary
+from rollcage.types import Job, Outcome, Stage
 
 T = TypeVar("T")
 
 RETRY_S = 5
 """How long to wait before a log that could not be written is tried again."""
+_DIED = "the process that ran it died before it ended"
+
+
+BEFORE_AGENT = (Stage.QUEUED, Stage.PROVISION, Stage.SETUP)
+"""Stages in which nothing was sampled yet: a rollout that dies there can begin anew."""
+
+Heard = Callable[[str, Event], None]
+"""Gets every event that this process logs, with the rollout's id, once it is on the disk."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """For whom a rollout is run, and what may be done with it."""
+
+    share: Share = EVERYBODY
+    """The caller, and how much it may use."""
+    idempotency_key: str = ""
+    """The caller's own name for this start."""
+    resumable: bool = False
+    """Whether a later server may run it, should this process die before the agent begins."""
+    not_resumable_because: str = ""
+    """Why not."""
 
 
 @dataclass(frozen=True)
 class _Running:
     scope: anyio.CancelScope
     over: anyio.Event
+    ticket: Ticket
 
 
 class Owners:
@@ -83,27 +108,54 @@ class Owners:
 
 
 async def recover(store: Store, owners: Owners) -> list[str]:
-    """End every open rollout whose process is dead; its boxes died with it. Returns their ids."""
+    """End every open rollout whose process is dead; its boxes died with it. Returns their ids.
+
+    Those that a server may resume are left to it, unless somebody asked for them to stop.
+    """
     ended = []
     for summary in await store.list(limit=1_000_000, open_only=True):
-        if not owners.alive(summary.owner):
-            error = "crashed: the process that ran it died before it ended; start it again"
-            with suppress(StoreError):  # another process was quicker
-                await store.append(summary.id, Ended(outcome=Outcome.CRASHED, error=error, error_code="crashed"))
-                ended.append(summary.id)
+        if owners.alive(summary.owner):
+            continue
+        why = await _not_resumable_because(store, summary)
+        over = Ended(outcome=Outcome.CRASHED, error=f"crashed: {_DIED}; {why}start it again", error_code="crashed")
+        if _waits_for_a_server(summary):
+            if not await store.read(summary.id, kinds=("abort_requested",), limit=1):
+                continue
+            error = f"aborted: stopped on request; {_DIED}"
+            over = Ended(outcome=Outcome.ABORTED, error=error, error_code="aborted")
+        with suppress(StoreError):  # another process was quicker
+            await store.append(summary.id, over)
+            ended.append(summary.id)
     return ended
 
 
+async def orphans(store: Store, owners: Owners) -> list[Summary]:
+    """The rollouts whose process is dead and that a server may resume, oldest first."""
+    found = await store.list(limit=1_000_000, open_only=True)
+    return [each for each in reversed(found) if _waits_for_a_server(each) and not owners.alive(each.owner)]
+
+
+async def _not_resumable_because(store: Store, summary: Summary) -> str:
+    if summary.stage not in BEFORE_AGENT:
+        return ""
+    first = (await store.read(summary.id, limit=1))[0].event
+    return f"{first.not_resumable_because}; " if isinstance(first, Queued) and first.not_resumable_because else ""
+
+
+def _waits_for_a_server(summary: Summary) -> bool:
+    return summary.resumable and summary.stage in BEFORE_AGENT
+
+
 async def bury(store: Store, rollout_id: str) -> None:
-    """Wait until a rollout has ended; if the process that runs it dies first, end it."""
+    """Wait until a rollout has ended; if the process that runs it dies first, end it, or leave it to a server."""
     owners = Owners.beside(store)
     while True:
-        rollout = await store.rollout(rollout_id)
-        if rollout.ended:
+        summary = await store.summary(rollout_id)
+        if summary.outcome is not None:
             return
-        while owners.alive(rollout.owner):  # noqa: ASYNC110 - the kernel tells nobody of a lock that is let go
-            await anyio.sleep(1)
-        await recover(store, owners)
+        if not owners.alive(summary.owner):
+            await recover(store, owners)
+        await anyio.sleep(1)
 
 
 @dataclass(frozen=True)
@@ -132,21 +184,29 @@ def _named(what: str, name: str, known: Mapping[str, T]) -> T:
 class Runner:
     """Runs rollouts: at most `at_once` at a time, the others wait their turn."""
 
-    def __init__(self, store: Store, backends: Backends, tasks: TaskGroup, owner: str, at_once: int) -> None:
+    def __init__(self, store: Store, backends: Backends, tasks: TaskGroup, owner: str, places: Places) -> None:
         self._store, self._backends, self._tasks, self._owner = store, backends, tasks, owner
-        self._places = anyio.Semaphore(at_once)
         self._running: dict[str, _Running] = {}
         self._broken: dict[str, StoreError] = {}
+        self.places = places
+        """Who runs and who waits."""
+        self.heard: Heard = _ignore
+        """Told of every event."""
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, store: Store, backends: Backends, *, at_once: int = 8) -> AsyncIterator[Runner]:
-        """A runner on this log. Ends what dead processes left open; at the end of the block aborts what still runs."""
+    async def open(
+        cls, store: Store, backends: Backends, *, at_once: int = 8, queue: int | None = None
+    ) -> AsyncIterator[Runner]:
+        """A runner on this log. Ends what dead processes left open; at the end of the block aborts what still runs.
+
+        `queue`: how many may wait; null means any number.
+        """
         owners = Owners.beside(store)
         await recover(store, owners)
         with owners.hold() as owner:
             async with anyio.create_task_group() as tasks:
-                runner = cls(store, backends, tasks, owner, at_once)
+                runner = cls(store, backends, tasks, owner, Places(at_once, queue))
                 await tasks.start(runner._obey)
                 await tasks.start(serve, owners.socket(owner), backends.gateway.watch)
                 try:
@@ -154,16 +214,63 @@ class Runner:
                 finally:
                     tasks.cancel_scope.cancel()
 
-    async def start(self, job: Job) -> str:
-        """Queue a rollout; its id. The log has it when this returns."""
+    async def start(self, job: Job, terms: Terms | None = None) -> str:
+        """Queue a rollout; its id. The log has it when this returns.
+
+        QueueFull where no more may wait; AlreadyStarted where the idempotency key was used before.
+        """
+        terms = terms or Terms()
         parts = self._backends.parts(job)
         rollout_id = secrets.token_hex(8)
+        queued = Queued(
+            job=job,
+            owner=self._owner,
+            caller=terms.share.caller,
+            idempotency_key=terms.idempotency_key,
+            resumable=terms.resumable,
+            not_resumable_because=terms.not_resumable_because,
+        )
+        await self._enter(rollout_id, queued, job, parts, self.places.take(terms.share))
+        return rollout_id
+
+    async def adopt(self, orphan: Summary, job: Job, share: Share) -> bool:
+        """Run a dead process's rollout anew, with a key in its job again; False where somebody else was quicker."""
+        parts = self._backends.parts(job)
+        requeued = Requeued(owner=self._owner, previous=orphan.owner)
+        try:
+            await self._enter(orphan.id, requeued, job, parts, self.places.take(share, always=True))
+        except StoreError:
+            return False
+        return True
+
+    async def give_up(self, orphan: Summary, why: str) -> None:
+        """End a dead process's rollout that cannot be run anew."""
+        with suppress(StoreError):  # somebody else was quicker
+            await self._store.append(orphan.id, Requeued(owner=self._owner, previous=orphan.owner))
+            error = f"crashed: {_DIED}; {why}"
+            await self._store.append(orphan.id, Ended(outcome=Outcome.CRASHED, error=error, error_code="crashed"))
+
+    async def _enter(self, rollout_id: str, first: Queued | Requeued, job: Job, parts: Parts, ticket: Ticket) -> None:
         # What is in the log must be run: whoever asked may be cancelled, but not between the two.
         with anyio.CancelScope(shield=True):
-            await self._store.append(rollout_id, Queued(job=job, owner=self._owner))
-            self._running[rollout_id] = _Running(anyio.CancelScope(), anyio.Event())
+            try:
+                await self._store.append(rollout_id, first)
+            except BaseException:
+                ticket.leave()
+                raise
+            self._running[rollout_id] = _Running(anyio.CancelScope(), anyio.Event(), ticket)
             self._tasks.start_soon(self._run, rollout_id, job, parts)
-        return rollout_id
+        self.heard(rollout_id, first)
+
+    @property
+    def open_ids(self) -> list[str]:
+        """The rollouts that run or wait here."""
+        return list(self._running)
+
+    def position(self, rollout_id: str) -> int | None:
+        """Its place in the queue, from 1; null where it does not wait here."""
+        mine = self._running.get(rollout_id)
+        return mine.ticket.position if mine else None
 
     async def wait(self, rollout_id: str) -> Rollout:
         """The rollout, once it has ended; StoreError where its log broke before."""
@@ -203,14 +310,18 @@ class Runner:
                 self._stop(entry.rollout_id)
 
     async def _run(self, rollout_id: str, job: Job, parts: Parts) -> None:
+        key = job.model.key.get_secret_value()
+
         async def log(event: Event) -> None:
+            event = hidden(event, key)
             await self._store.append(rollout_id, event)
+            self.heard(rollout_id, event)
 
         mine, entered = self._running[rollout_id], False
         try:
             with mine.scope:
                 try:
-                    async with self._places:
+                    async with mine.ticket:
                         entered = True
                         await run(job, parts, log, name=rollout_id)
                 finally:
@@ -237,3 +348,7 @@ class Runner:
                     return
             else:
                 return
+
+
+def _ignore(rollout_id: str, event: Event) -> None:
+    pass

@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import PurePosixPath
 
 import anyio
 
-from rollcage.errors import SandboxError, ScoringError, VerifierHung
+from rollcage.errors import ScoringError, VerifierHung
 from rollcage.events import BoxOpened, Event, FilesCollected, Noticed, Scored
-from rollcage.sandboxes.base import Provider, Rewindable, Sandbox, run
+from rollcage.patches import BEFORE, patch_of, remember
+from rollcage.sandboxes.base import PATH, Provider, Rewindable, Sandbox, run
 from rollcage.sandboxes.files import Collected, collect, copy_path
+from rollcage.sandboxes.saved import Saved, saved
 from rollcage.scoring import reward_of, writes_parts, writes_reward
 from rollcage.staging import run_commands
 from rollcage.types import LOGS_DIR, TESTS_DIR, Job, Stage, Task, placed
@@ -60,19 +62,60 @@ done
 """
 
 
+@asynccontextmanager
+async def remembered(job: Job, box: Sandbox, own: Sequence[str]) -> AsyncIterator[Saved | None]:
+    """Remember what setup left, so that verification can start from it: the last thing SETUP does.
+
+    A box that cannot be rewound, or is not to be used again, gives what verification needs of its home as an archive.
+    `own`: paths where the agent program keeps its own state.
+    """
+    task = job.task
+    patchable = await remember(box, task.workdir)
+    async with AsyncExitStack() as stack:
+        archive: Saved | None = None
+        limit = (2 * job.sandbox.disk_mb) << 20  # what the box's image brings is on no disk of its own
+        if task.verify_in == "fresh":
+            if patchable:
+                archive = await stack.enter_async_context(saved(box, only=(BEFORE,), limit=limit))
+        elif isinstance(box, Rewindable):
+            await box.checkpoint()
+        else:
+            # The agent's own folders can be large, and BEFORE lies in one of them.
+            without = [task.workdir, *task.keep, *(path for path in own if not BEFORE.startswith(f"{path}/"))]
+            archive = await stack.enter_async_context(saved(box, without=without, limit=limit))
+        yield archive
+
+
 async def verify(
-    job: Job, box: Sandbox, provider: Provider, log: Log, *, seconds: float, own: Sequence[str] = ()
+    job: Job,
+    box: Sandbox,
+    provider: Provider,
+    log: Log,
+    *,
+    seconds: float,
+    own: Sequence[str] = (),
+    archive: Saved | None = None,
 ) -> None:
     """Rewind or replace the box, stage the tests, run them in fresh processes, read the reward.
 
-    `own`: paths where the agent program keeps its own state; changes there are not worth a notice.
+    `own`: paths where the agent program keeps its own state; changes there are not worth a notice. `archive`: what
+    `remembered` gave.
     """
     deadline = time.monotonic() + seconds
     try:
         with anyio.fail_after(seconds + GRACE_S):
-            async with _clean_box(job, box, provider, log, own) as clean:
+            async with _clean_box(job, box, provider, log, own, archive) as clean:
                 collected = await collect(clean, job.task.workdir, before=_CLEAR)
-                await log(FilesCollected(files=collected.files, extra=collected.extra))
+                patch = await patch_of(clean, job.task.workdir)
+                await log(
+                    FilesCollected(
+                        files=collected.files,
+                        extra=tuple(collected.extra),
+                        why=collected.extra,
+                        patch=patch.text if patch else None,
+                        patch_truncated=bool(patch and patch.truncated),
+                    )
+                )
                 await _notice_deciders(job.task, collected, log)
                 await _judge(job, clean, log, deadline)
     except TimeoutError:
@@ -81,22 +124,22 @@ async def verify(
 
 @asynccontextmanager
 async def _clean_box(
-    job: Job, box: Sandbox, provider: Provider, log: Log, own: Sequence[str]
+    job: Job, box: Sandbox, provider: Provider, log: Log, own: Sequence[str], archive: Saved | None
 ) -> AsyncIterator[Sandbox]:
     task = job.task
-    if task.verify_in == "fresh":
-        async with provider.open(job.sandbox) as fresh:
-            await log(BoxOpened(sandbox_id=fresh.id, backend=provider.name, fresh=True, notes=fresh.notes))
-            for path in (task.workdir, *task.keep):
-                await copy_path(box, fresh, path)
-            yield fresh
+    if task.verify_in == "box" and isinstance(box, Rewindable):
+        changed = [path for path in await box.rewind((task.workdir, *task.keep)) if not _within(path, own)]
+        if changed:
+            await log(Noticed(what="changed outside the workdir; verification does not see it", paths=tuple(changed)))
+        yield box
         return
-    if not isinstance(box, Rewindable):
-        raise SandboxError(f"{provider.name} boxes cannot be rewound; set verify_in = 'fresh'")
-    changed = [path for path in await box.rewind((task.workdir, *task.keep)) if not _within(path, own)]
-    if changed:
-        await log(Noticed(what="changed outside the workdir; verification does not see it", paths=tuple(changed)))
-    yield box
+    async with provider.open(job.sandbox) as fresh:
+        await log(BoxOpened(sandbox_id=fresh.id, backend=provider.name, fresh=True, notes=fresh.notes))
+        if archive is not None:
+            await archive.unpack(fresh)
+        for path in (task.workdir, *task.keep):
+            await copy_path(box, fresh, path)
+        yield fresh
 
 
 def _within(path: str, folders: Sequence[str]) -> bool:
@@ -167,7 +210,9 @@ async def _left(box: Sandbox) -> tuple[bytes | None, bytes | None]:
     A verifier leaves plain files that it could write again; the code that it tests might leave something else, to keep
     the verifier from writing.
     """
-    listed = await run(box, ["find", REWARD_DIR, "-mindepth", "1", "-maxdepth", "1", "-printf", r"%y %m %p\n"])
+    look = ["find", REWARD_DIR, "-mindepth", "1", "-maxdepth", "1", "-printf", r"%y %m %p\n"]
+    # An image's PATH may begin below home, where the code under test could have put a `find` of its own.
+    listed = await run(box, look, env={"PATH": PATH})
     found: dict[str, bytes] = {}
     for line in listed.stdout.text.splitlines():
         kind, mode, path = line.split(" ", 2)

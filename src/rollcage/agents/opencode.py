@@ -1,18 +1,24 @@
-"""OpenCode: how it is installed, configured, started and read. The `run` driver: one process, one prompt, no egress."""
+"""OpenCode: how it is installed, configured, started and read. No egress but to its model.
+
+Two drivers: `run` is one process for one prompt that prints its events; `serve` is OpenCode's own server, driven over
+HTTP, with a live transcript and an abort that stops generation at once (docs/agents.md).
+"""
 
 from __future__ import annotations
 
 import json
 import platform
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import anyio
-from anyio.abc import ByteReceiveStream
+from anyio.abc import ByteReceiveStream, TaskStatus
 
 from rollcage.agents.base import AgentExit, Say
+from rollcage.agents.opencode_listener import error_line
 from rollcage.agents.opencode_package import cpu_flags, layer_of, package_for
+from rollcage.agents.opencode_server import Drive, Server
 from rollcage.errors import SandboxError, UsageError
 from rollcage.events import AgentSaid, AgentStarted
 from rollcage.layers import Layer
@@ -29,6 +35,10 @@ TOOLS = frozenset("apply_patch bash edit glob grep read skill task todowrite web
 """The tools OpenCode can offer to a model."""
 EDIT_TOOLS = frozenset(("apply_patch", "edit", "write"))
 """OpenCode knows these as one permission, `edit`: they come and go together."""
+
+DRIVERS = ("run", "serve")
+DRIVER = "run"
+"""The one that is used where nobody says (bench/drivers.py has the numbers)."""
 
 MAX_LINE = 8 << 20
 MAX_SAID = 64 << 20
@@ -48,7 +58,8 @@ class OpenCode:
     own_paths: Sequence[str] = tuple(
         f"{HOME}/{path}"
         for path in (
-            ".rollcage",
+            ".rollcage/bin",
+            ".rollcage/opencode.json",
             ".config/opencode",
             ".cache/opencode",
             ".local/share/opencode",
@@ -59,6 +70,7 @@ class OpenCode:
     def __init__(self, downloads: Path) -> None:
         """`downloads`: where the fetched package is kept."""
         self._downloads = downloads
+        self._warm: dict[str, Server] = {}
         self._package = package_for(platform.machine(), cpu_flags())
 
     @property
@@ -67,7 +79,9 @@ class OpenCode:
         return self._package.version
 
     def check(self, spec: AgentSpec) -> None:
-        """Tools it does not have, or cannot offer one without the other."""
+        """Drivers and tools it does not have, or tools it cannot offer one without the other."""
+        if spec.driver not in ("", *DRIVERS):
+            raise UsageError(f"agent driver {spec.driver!r}: OpenCode has {' and '.join(DRIVERS)}")
         permissions_of(spec)
 
     def layers(self) -> Sequence[Layer]:
@@ -77,18 +91,54 @@ class OpenCode:
     async def solve(
         self, box: Sandbox, instruction: str, model: Endpoint, spec: AgentSpec, *, workdir: str, say: Say
     ) -> AgentExit:
-        """`opencode run` with the prompt on stdin, its JSON events into the log as they come."""
-        environment = environment_of(config_of(spec, model)) | spec.env
+        """Work on the instruction with the driver that was asked for; a warm server is used where there is one."""
         await say(AgentStarted(agent=self.name, version=self.version))
-        heard = _Heard(say)
-        argv = [BINARY, "run", "--format", "json", "--thinking"]
-        async with box.spawn(argv, env=environment, cwd=workdir) as process:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_prompt, process, instruction)
-                tasks.start_soon(heard.errors, process.stderr)
-                await heard.events(process.stdout)
-            code = await process.wait()
-        return AgentExit(code=code, error=heard.error or (heard.complaint if code else None))
+        config = config_of(spec, model)
+        async with self._warmth(box, spec) as warm:
+            if warm is None and (spec.driver or DRIVER) == "run":
+                return await _run(box, instruction, environment_of(config) | spec.env, workdir=workdir, say=say)
+            prompt = {
+                "model": {"providerID": PROVIDER, "modelID": model.model},
+                "agent": "build",
+                "parts": [{"type": "text", "text": instruction}],
+            }
+            async with AsyncExitStack() as stack:
+                server = warm
+                if server is None:
+                    cold = Server.start(box, BINARY, environment_of() | spec.env)
+                    server = await stack.enter_async_context(cold)
+                if server.code is not None:
+                    return AgentExit(code=server.code or 1, error=server.complaint or "its server did not start")
+                return await Drive(server, workdir, say, limit=MAX_SAID).solve(config, prompt)
+
+    async def warm(self, box: Sandbox, *, task_status: TaskStatus[Server]) -> None:
+        """Start a server in a box for whatever `solve` comes next there; returns when it is used up, or dead.
+
+        It knows neither the task nor the model nor the configuration yet.
+        """
+        async with Server.start(box, BINARY, environment_of()) as server:
+            self._warm[box.id] = server
+            try:
+                task_status.started(server)
+                await server.kept()
+            finally:
+                self._warm.pop(box.id, None)
+
+    @asynccontextmanager
+    async def _warmth(self, box: Sandbox, spec: AgentSpec) -> AsyncIterator[Server | None]:
+        """The warm server of a box, where there is one that fits; it is dead at the end of the block at the latest."""
+        server = self._warm.pop(box.id, None)
+        if server is None:
+            yield None
+            return
+        try:
+            fits = server.alive and not spec.env and spec.driver != "run"
+            if not fits:
+                await server.cool()
+            yield server if fits else None
+        finally:
+            with anyio.CancelScope(shield=True):
+                await server.cool()
 
     async def log_tail(self, box: Sandbox) -> str:
         """The end of OpenCode's own log file."""
@@ -161,8 +211,9 @@ def permissions_of(spec: AgentSpec) -> dict[str, str]:
     )
 
 
-def environment_of(config: JsonObject) -> dict[str, str]:
-    """The environment of a lean OpenCode that talks to nobody but its model."""
+def environment_of(config: JsonObject | None = None) -> dict[str, str]:
+    """The environment of a lean OpenCode that talks to nobody but its model; `config` goes along where it is known."""
+    content = {} if config is None else {"OPENCODE_CONFIG_CONTENT": json.dumps(config)}
     return {
         "SHELL": "/bin/bash",
         "TERM": "dumb",
@@ -170,10 +221,23 @@ def environment_of(config: JsonObject) -> dict[str, str]:
         "XDG_DATA_HOME": f"{HOME}/.local/share",
         "XDG_CACHE_HOME": f"{HOME}/.cache",
         "XDG_STATE_HOME": f"{HOME}/.local/state",
-        "OPENCODE_CONFIG_CONTENT": json.dumps(config),
         "OPENCODE_MODELS_PATH": MODELS,
+        **content,
         **{f"OPENCODE_{switch}": "1" for switch in _SWITCHES},
     }
+
+
+async def _run(box: Sandbox, instruction: str, environment: dict[str, str], *, workdir: str, say: Say) -> AgentExit:
+    """`opencode run` with the prompt on stdin, its JSON events into the log as they come."""
+    heard = _Heard(say)
+    argv = [BINARY, "run", "--format", "json", "--thinking"]
+    async with box.spawn(argv, env=environment, cwd=workdir) as process:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_prompt, process, instruction)
+            tasks.start_soon(heard.errors, process.stderr)
+            await heard.events(process.stdout)
+        code = await process.wait()
+    return AgentExit(code=code, error=heard.error or (heard.complaint if code else None))
 
 
 class _Heard:
@@ -196,20 +260,12 @@ class _Heard:
             if not isinstance(data, dict):
                 data = {"type": "stdout", "text": line.decode("utf-8", "replace")}
             if data.get("type") == "error":
-                self.error = _error_line(data.get("error"))
+                self.error = error_line(data.get("error"))
             await self._say(AgentSaid(data=data))
 
     async def errors(self, stream: ByteReceiveStream) -> None:
         lines = (await tail(stream, 4000)).text.strip().splitlines()
         self.complaint = lines[-1] if lines else None
-
-
-def _error_line(error: Any) -> str:
-    if not isinstance(error, dict):
-        return str(error)
-    data = error.get("data")
-    message = data.get("message") if isinstance(data, dict) else None
-    return f"{error.get('name', 'error')}: {message or ''}".strip(": ")
 
 
 async def _prompt(process: Process, instruction: str) -> None:

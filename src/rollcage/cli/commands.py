@@ -9,7 +9,11 @@ from typing import Any, TypeVar
 import click
 
 from rollcage.cli.codes import HELP
+from rollcage.cli.fleet import fleet
+from rollcage.cli.image import image
 from rollcage.cli.model import model
+from rollcage.cli.sandbox import sandbox
+from rollcage.cli.serve import serve
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -191,3 +195,7 @@ def setup(check: bool, as_json: bool) -> int:
 
 
 rollcage.add_command(model)
+rollcage.add_command(fleet)
+rollcage.add_command(serve)
+rollcage.add_command(image)
+rollcage.add_command(sandbox)

@@ -18,7 +18,7 @@ from rollcage.cli.output import Output, Style, environment, write_json
 from rollcage.cli.request import wanted
 from rollcage.endpoints import opened
 from rollcage.errors import SetupError, UsageError
-from rollcage.events import AbortRequested, AgentStarted, Entry, Queued, Rollout
+from rollcage.events import AbortRequested, AgentStarted, Entry, Queued, Requeued, Rollout
 from rollcage.result import result_of
 from rollcage.settings import Settings
 from rollcage.tasks import TaskFile
@@ -125,7 +125,7 @@ async def _follow(store: Store, rollout_id: str, output: Output, show: Callable[
             owner = ""
             tasks.start_soon(bury, store, rollout_id)
             async for entry in entries:
-                if isinstance(entry.event, Queued):
+                if isinstance(entry.event, Queued | Requeued):
                     owner = entry.event.owner
                 elif isinstance(entry.event, AgentStarted) and output.view:
                     tasks.start_soon(_hear, store, owner, rollout_id, output.view)
@@ -156,6 +156,8 @@ async def _watch(settings: Settings, prefix: str, style: Style) -> int:
 
 
 async def _abort(settings: Settings, prefix: str, how: tuple[str, float, bool]) -> int:
+    from rollcage.runner import bury
+
     reason, wait_s, as_json = how
     async with opened_log(settings) as store:
         rollout_id = await store.find(prefix)
@@ -164,9 +166,12 @@ async def _abort(settings: Settings, prefix: str, how: tuple[str, float, bool]) 
         if not already:
             await store.append(rollout_id, AbortRequested(reason=reason or "rollcage abort"))
             with anyio.move_on_after(wait_s):
-                async with aclosing(store.follow(rollout_id, after=rollout.last_seq)) as entries:
+                follow = store.follow(rollout_id, after=rollout.last_seq)
+                async with anyio.create_task_group() as tasks, aclosing(follow) as entries:
+                    tasks.start_soon(bury, store, rollout_id)
                     async for _ in entries:
                         pass
+                    tasks.cancel_scope.cancel()
             rollout = await store.rollout(rollout_id)
     if not rollout.ended:
         raise SetupError(

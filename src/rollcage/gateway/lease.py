@@ -230,7 +230,11 @@ class Lease:
 
 def _address(sock: socket.socket) -> str:
     """Where the box finds the gateway: each box has a loopback of its own."""
-    return "http://localhost/v1" if sock.family == socket.AF_UNIX else f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
+    if sock.family != socket.AF_UNIX:
+        return f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
+    # One that stands for a port in a box is named after it.
+    name = str(sock.getsockname()).rpartition("/")[2]
+    return f"http://127.0.0.1:{name}/v1" if name.isdigit() else "http://localhost/v1"
 
 
 def _key_in(request: Request) -> str:

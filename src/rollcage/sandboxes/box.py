@@ -45,13 +45,18 @@ class LocalBox:
         namespaces: Sequence[int],
         limits: tuple[Group, tuple[str, ...]],
         shape: tuple[SandboxSpec, int],
+        env: Mapping[str, str] | None = None,
     ) -> None:
-        """Made by the provider: `limits` are its cgroups and what they control, `shape` its spec and layer count."""
+        """Made by the provider: `limits` are its cgroups and what they control, `shape` its spec and layer count.
+
+        `env`: what its image gives to every command beside the plain environment.
+        """
         self._id = name
         self._keeper = keeper
         self._user, self._mnt, self._net = namespaces
         self._group, controllers = limits
         self._spec, self._layers = shape
+        self._env = {**ENVIRONMENT, **(env or {})}
         self._notes = _notes(self._spec, controllers)
         self._running: set[LocalProcess] = set()
         self._listeners: set[socket.socket] = set()
@@ -76,7 +81,7 @@ class LocalBox:
     ) -> AsyncIterator[LocalProcess]:
         """Start a command in fresh namespaces; it and everything it started are dead when the block is left."""
         with anyio.CancelScope(shield=True):
-            process = await self._begin(argv, {**ENVIRONMENT, **(env or {})}, cwd)
+            process = await self._begin(argv, {**self._env, **(env or {})}, cwd)
         try:
             yield process
         finally:
@@ -130,6 +135,16 @@ class LocalBox:
         finally:
             self._listeners.discard(listener)
             listener.close()
+
+    async def open_upper(self) -> int:
+        """A descriptor of the folder with what was written below home since it was opened or checkpointed.
+
+        It is as overlay keeps it, deletions included, and made by whatever ran in the box. No command may be running.
+        """
+        if self._running:
+            raise SandboxError("cannot open what was written: a command is running in the box")
+        answer = await self._ask("upper", {"upper": self._upper}, [self._user, self._mnt])
+        return answer.fds[0]
 
     async def checkpoint(self) -> None:
         """Remember the home directory as it is. No command may be running."""
@@ -205,7 +220,7 @@ class LocalBox:
         }
         (stdin, to_stdin), (from_stdout, stdout), (from_stderr, stderr) = os.pipe(), os.pipe(), os.pipe()
         (from_status, status), (block, release) = os.pipe(), os.pipe()
-        process = LocalProcess(to_stdin, from_stdout, from_stderr, from_status)
+        process = LocalProcess(to_stdin, from_stdout, from_stderr, from_status, keeper=self._keeper)
         self._running.add(process)
         theirs = [stdin, stdout, stderr, status, block]
         try:

@@ -1,4 +1,8 @@
-"""Limits on all processes of a box together: memory, number, CPU time. Version 1 or 2, where we may write."""
+"""Limits on all processes of a box together: memory, number, CPU time. Version 1 or 2, where we may write.
+
+Version 2 lets a group pass controllers on to groups below it only while no process is in the group itself. Where our
+own group was handed to us (systemd: `Delegate=yes`), its processes, ourselves included, therefore move to a leaf first.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,17 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from errno import EACCES, EBUSY, ENOENT, EPERM, EROFS
 from pathlib import Path
 
 from rollcage.types import SandboxSpec
 
 CONTROLLERS = ("memory", "pids", "cpu")
 _PREFIX = "rollcage-"
+_LEAF = "-self"
 _PERIOD_US = 100_000
+_LEAST_QUOTA_US = 1000
+"""The kernel takes no less."""
 _OPTIONAL = ("memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes", "memory.swap.max")
 """Kernels without swap accounting have no such file."""
 _OVERHEAD_PIDS = 32
@@ -30,7 +38,9 @@ class Hierarchy:
     folder: Path
 
 
-def places(mountinfo: str, membership: str) -> Iterator[tuple[int, tuple[str, ...], Path, Path]]:
+def places(
+    mountinfo: str, membership: str, wanted: tuple[str, ...] = CONTROLLERS
+) -> Iterator[tuple[int, tuple[str, ...], Path, Path]]:
     """(version, controllers, mount point, our own group's folder), read from /proc/self/mountinfo and .../cgroup."""
     own = dict(_memberships(membership))
     for line in mountinfo.splitlines():
@@ -39,11 +49,11 @@ def places(mountinfo: str, membership: str) -> Iterator[tuple[int, tuple[str, ..
         kind, _, options = right.split(" ")[:3]
         if kind not in ("cgroup", "cgroup2"):
             continue
-        names = tuple(name for name in CONTROLLERS if name in options.split(",")) if kind == "cgroup" else ()
+        names = tuple(name for name in wanted if name in options.split(",")) if kind == "cgroup" else ()
         path = own.get(names[0] if names else "", "/") if names or kind == "cgroup2" else "/"
         inside = Path("/", path).relative_to(root) if Path("/", path).is_relative_to(root) else Path()
         if kind == "cgroup2":
-            yield 2, CONTROLLERS, Path(mount), Path(mount, inside)
+            yield 2, wanted, Path(mount), Path(mount, inside)
         elif names:
             yield 1, names, Path(mount), Path(mount, inside)
 
@@ -58,16 +68,18 @@ def _memberships(text: str) -> Iterator[tuple[str, str]]:
 class Groups:
     """The cgroups of one provider: a folder of its own in each usable tree, a group in it for each box."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: tuple[str, ...] = CONTROLLERS) -> None:
         """Finds where we may write, and removes what dead processes left there."""
         self._own = f"{_PREFIX}{os.getpid()}-{_started(os.getpid())}-{time.monotonic_ns():x}"
         self._trees: list[Hierarchy] = []
         self.close = weakref.finalize(self, _clear, self._trees)
         """Removes our folders; done at the end of the program at the latest."""
         info, membership = Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
-        for version, names, mount, own in places(info, membership):
+        for version, names, mount, own in places(info, membership, wanted):
             missing = tuple(name for name in names if name not in self.controllers)
-            tree = _first_usable(version, missing, [own, *_above(own, mount)], self._own) if missing else None
+            # Where we moved to a leaf before, its parent is the group that was handed to us.
+            start = own.parent if own.name.startswith(_PREFIX) and own.name.endswith(_LEAF) else own
+            tree = _first_usable(version, missing, [start, *_above(start, mount)], self._own) if missing else None
             if tree is not None:
                 self._trees.append(tree)
 
@@ -88,7 +100,7 @@ class Groups:
             for tree in self._trees:
                 wanted = {name for name in tree.controllers if name != "cpu" or spec.cpus is not None}
                 if tree.version == 2 or wanted:
-                    group.add(tree.folder / box, _settings(tree.version, wanted, spec))
+                    group.add(tree.folder / box, settings_of(tree.version, wanted, spec))
         except OSError:
             group.close()
             raise
@@ -127,6 +139,7 @@ class Group:
         for fd in self.joins:
             os.close(fd)
         for folder in self.folders:
+            _kill(folder)
             _remove(folder)
         self.joins, self.folders = [], []
 
@@ -137,9 +150,10 @@ def _clear(trees: list[Hierarchy]) -> None:
     trees.clear()
 
 
-def _settings(version: int, wanted: Iterable[str], spec: SandboxSpec) -> dict[str, str]:
+def settings_of(version: int, wanted: Iterable[str], spec: SandboxSpec) -> dict[str, str]:
+    """What is written to which file of a box's group."""
     memory, pids = str(spec.memory_mb << 20), str(spec.pids + _OVERHEAD_PIDS)
-    quota = str(int((spec.cpus or 0) * _PERIOD_US))
+    quota = str(max(_LEAST_QUOTA_US, int((spec.cpus or 0) * _PERIOD_US)))
     settings = {
         (1, "memory"): {
             "memory.limit_in_bytes": memory,
@@ -152,17 +166,24 @@ def _settings(version: int, wanted: Iterable[str], spec: SandboxSpec) -> dict[st
         (1, "cpu"): {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": quota},
         (2, "cpu"): {"cpu.max": f"{quota} {_PERIOD_US}"},
     }
-    return {name: value for controller in sorted(wanted) for name, value in settings[version, controller].items()}
+    chosen = [settings.get((version, controller), {}) for controller in sorted(wanted)]
+    return {name: value for each in chosen for name, value in each.items()}
 
 
 def _above(folder: Path, mount: Path) -> list[Path]:
     return [parent for parent in folder.parents if parent.is_relative_to(mount)]
 
 
+def _kill(folder: Path) -> None:
+    """Version 2 only: whatever is still in the group dies, though nothing should be."""
+    with suppress(OSError):
+        (folder / "cgroup.kill").write_text("1")
+
+
 def _first_usable(version: int, names: tuple[str, ...], folders: Iterable[Path], own: str) -> Hierarchy | None:
     for folder in folders:
         _sweep(folder)
-        usable = names if version == 1 else _delegated(folder, names)
+        usable = names if version == 1 else _delegated(folder, names, own)
         if not usable:
             continue
         with suppress(OSError):
@@ -175,17 +196,54 @@ def _first_usable(version: int, names: tuple[str, ...], folders: Iterable[Path],
     return None
 
 
-def _delegated(folder: Path, names: tuple[str, ...]) -> tuple[str, ...]:
+def _delegated(folder: Path, names: tuple[str, ...], own: str) -> tuple[str, ...]:
     """What groups below this one may limit, once we have asked for it."""
     try:
-        offered = (folder / "cgroup.controllers").read_text().split()
-        usable = tuple(name for name in names if name in offered)
-        passed_on = (folder / "cgroup.subtree_control").read_text().split()
-        if not set(usable) <= set(passed_on):
-            _delegate(folder, usable)
+        offered = [name for name in names if name in (folder / "cgroup.controllers").read_text().split()]
+        missing = [name for name in offered if name not in _passed_on(folder)]
+        for name in missing:
+            try:
+                _delegate(folder, [name])
+            except OSError as error:
+                if error.errno == EBUSY and _is_ours(folder):
+                    _move_to_leaf(folder, own)
+                    _delegate(folder, [name])
+                elif error.errno not in (EBUSY, EACCES, EPERM, ENOENT, EROFS):
+                    raise
+        return tuple(name for name in offered if name in _passed_on(folder))
     except OSError:
         return ()
-    return usable
+
+
+def _passed_on(folder: Path) -> list[str]:
+    return (folder / "cgroup.subtree_control").read_text().split()
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether we may rearrange the processes of this group: nobody else is in it, or systemd handed it over."""
+    pids = (folder / "cgroup.procs").read_text().split()
+    if str(os.getpid()) not in pids:
+        return False
+    try:
+        return pids == [str(os.getpid())] or os.getxattr(folder, "user.delegate") == b"1"
+    except OSError:
+        return False
+
+
+def _move_to_leaf(folder: Path, own: str) -> None:
+    """Make the group's processes members of a leaf below it. It goes with its last process, or with a later sweep."""
+    leaf = folder / f"{own}{_LEAF}"
+    leaf.mkdir()
+    try:
+        for pid in (folder / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):
+                (leaf / "cgroup.procs").write_text(pid)
+    except OSError:
+        for pid in (leaf / "cgroup.procs").read_text().split():
+            with suppress(OSError):
+                (folder / "cgroup.procs").write_text(pid)
+        _remove(leaf)
+        raise
 
 
 def _delegate(folder: Path, names: Iterable[str]) -> None:
@@ -197,8 +255,13 @@ def _sweep(folder: Path) -> None:
     with suppress(OSError):
         for left in folder.glob(f"{_PREFIX}*"):
             pid, _, rest = left.name.removeprefix(_PREFIX).partition("-")
-            if pid.isdigit() and _started(int(pid)) != rest.partition("-")[0]:
+            if pid.isdigit() and _started(int(pid)) != rest.partition("-")[0] and not _is_lived_in(left):
                 _remove(left)
+
+
+def _is_lived_in(leaf: Path) -> bool:
+    """Whether others still live in a leaf that a dead process made: they were in its group before."""
+    return leaf.name.endswith(_LEAF) and bool((leaf / "cgroup.procs").read_text())
 
 
 def _started(pid: int) -> str:

@@ -43,7 +43,8 @@ async def egress(box: Sandbox, hosts: Sequence[str]) -> AsyncIterator[dict[str, 
             raise UsageError(f"{host!r} is no host name: give names, `*.suffix` or literal addresses")
     proxy = _Proxy(frozenset(host.lower().rstrip(".") for host in hosts))
     async with box.listen(PORT) as listener:
-        server = await asyncio.start_server(proxy.serve, sock=listener, limit=_MOST_HEAD)
+        start = asyncio.start_unix_server if listener.family == socket.AF_UNIX else asyncio.start_server
+        server = await start(proxy.serve, sock=listener, limit=_MOST_HEAD)
         try:
             address = f"http://127.0.0.1:{PORT}"
             proxies = {spelling: address for name in _NAMES for spelling in (name, name.lower())}

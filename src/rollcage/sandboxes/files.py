@@ -10,7 +10,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from rollcage.errors import SandboxError
-from rollcage.sandboxes.base import Output, Sandbox, run, tail
+from rollcage.sandboxes.base import PATH, Output, Sandbox, run, tail
 
 SKIPPED = (".git", "__pycache__", "node_modules", ".venv")
 """Folders whose content is nobody's work."""
@@ -24,7 +24,8 @@ class Collected(NamedTuple):
     """Text files by path, and the paths that were left where they were."""
 
     files: dict[str, str]
-    extra: tuple[str, ...]
+    extra: dict[str, str]
+    """Why each was left: `binary`, `too large (123 bytes)`, `symlink`, ..."""
 
 
 async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: float = 30) -> Collected:
@@ -44,7 +45,7 @@ async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: flo
     if listing.code and not listing.stdout.data:
         raise SandboxError(f"cannot look into {folder}: {listing.stderr.text.strip()}")
     names: list[bytes] = []
-    extra: list[str] = []
+    extra: dict[str, str] = {}
     total = 0
     rows = listing.stdout.data.split(b"\0")
     for row in sorted(rows[1:] if listing.stdout.truncated else rows):
@@ -52,12 +53,12 @@ async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: flo
         size, _, name = rest.partition(b" ")
         if not name:
             continue
-        fits = kind == b"f" and int(size) <= MAX_FILE_BYTES and total + int(size) <= MAX_TOTAL_BYTES
-        if fits and len(names) < MAX_FILES:
+        if why := _reason(kind, int(size), total, len(names)):
+            if len(extra) < MAX_FILES:
+                extra[name.decode("utf-8", "replace")] = why
+        else:
             names.append(name)
             total += int(size)
-        elif len(extra) < MAX_FILES:
-            extra.append(name.decode("utf-8", "replace"))
     files: dict[str, str] = {}
     if names:
         archive = await run(
@@ -69,8 +70,20 @@ async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: flo
             limit=2 * MAX_TOTAL_BYTES + MAX_FILES * 4096,
         )
         files, binary = _untar(archive.stdout)
-        extra += binary
-    return Collected(files, tuple(sorted(extra)))
+        extra |= dict.fromkeys(binary, "binary")
+    return Collected(files, dict(sorted(extra.items())))
+
+
+_KINDS = {b"l": "symlink", b"p": "pipe", b"s": "socket", b"c": "device", b"b": "device"}
+
+
+def _reason(kind: bytes, size: int, total: int, count: int) -> str:
+    """Why a file is not collected; empty where it is."""
+    if kind != b"f":
+        return _KINDS.get(kind, "not a regular file")
+    if size > MAX_FILE_BYTES:
+        return f"too large ({size} bytes)"
+    return "too many files" if total + size > MAX_TOTAL_BYTES or count >= MAX_FILES else ""
 
 
 def _untar(archive: Output) -> tuple[dict[str, str], list[str]]:
@@ -103,7 +116,11 @@ async def copy_path(source: Sandbox, target: Sandbox, path: str, *, timeout_s: f
         exec tar --create --sparse --one-file-system --directory "$base" --file=- --files-from=/dev/null -- "$@"
     """
     pack = ["bash", "--noprofile", "--norc", "-c", readable, "pack", path]
-    script = 'mkdir -p -- "${1%/*}" && exec tar --extract --no-same-owner --directory "${1%/*}" --file=-'
+    # An image may have brought something to the same place.
+    script = """
+        rm -rf -- "$1" && mkdir -p -- "${1%/*}" || exit 1
+        exec tar --extract --no-same-owner --directory "${1%/*}" --file=-
+    """
     unpack = ["bash", "--noprofile", "--norc", "-c", script, "unpack", path]
 
     async def pump(stream: ByteReceiveStream, sink: ByteSendStream) -> None:
@@ -121,7 +138,8 @@ async def copy_path(source: Sandbox, target: Sandbox, path: str, *, timeout_s: f
         errors[name] = await tail(stream, 2000)
 
     with anyio.move_on_after(timeout_s) as scope:
-        async with source.spawn(pack, cwd="/") as packing, target.spawn(unpack, cwd="/") as unpacking:
+        plain = {"PATH": PATH}  # an image's own may begin where the agent could write
+        async with source.spawn(pack, env=plain, cwd="/") as packing, target.spawn(unpack, cwd="/") as unpacking:
             await packing.stdin.aclose()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(listen, "packing", packing.stderr)

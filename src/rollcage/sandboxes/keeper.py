@@ -71,10 +71,18 @@ class Keeper:
         self._control = ours
         self._sending = anyio.Lock()
         self._ready = False
-        self.gone = False
-        """Whether it was found dead."""
         self.close = weakref.finalize(self, _end, ours, pid)
         """Ends it, and every command it started."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether it is dead: its end of our socket closes before anything it started is killed."""
+        try:
+            return self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     async def ask(self, action: str, order: Mapping[str, object], fds: Sequence[int] = ()) -> Answer:
         """Have something done; Refusal where it could not be, SandboxLost where the keeper died."""
@@ -130,7 +138,6 @@ class Keeper:
         except BlockingIOError:
             return False
         except OSError as error:
-            self.gone = True
             raise SandboxLost(_GONE) from error
         return True
 

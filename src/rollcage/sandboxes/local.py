@@ -14,6 +14,7 @@ import anyio
 import anyio.lowlevel
 
 from rollcage.errors import SandboxError, SetupError, UsageError
+from rollcage.images.store import Image, ImageStore
 from rollcage.layers import Layer, LayerStore
 from rollcage.sandboxes.base import run
 from rollcage.sandboxes.box import LocalBox
@@ -34,6 +35,9 @@ class LocalProvider:
             raise UsageError(f"uid {uid}: a box must run as an ordinary user")
         self._uid = uid if os.geteuid() == 0 else None
         self.layers = LayerStore(state_dir / "layers", owner=self._uid)
+        """What boxes are made of."""
+        self.images = ImageStore(state_dir / "images", self.layers)
+        """What `template` can name."""
         self._keeper: Keeper | None = None
         self._groups: Groups | None = None
         self._starting = anyio.Lock()
@@ -44,16 +48,27 @@ class LocalProvider:
         return "local"
 
     def check(self, spec: SandboxSpec) -> None:
-        """It has no templates."""
+        """A template must be an image that was built or imported."""
         if spec.template:
-            raise UsageError(f"template {spec.template!r}: local boxes have no templates; leave it out")
+            self.images.get(spec.template)
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec, layers: Sequence[Layer] = ()) -> AsyncIterator[LocalBox]:
-        """A box whose home starts as these layers, topmost first. Closed, with all in it, at the end of the block."""
+        """A box whose home starts as these layers, topmost first. Closed, with all in it, at the end of the block.
+
+        Below them is the image that the spec's `template` names; it cannot be removed while the block lasts.
+        """
+        async with self.images.use(spec.template) as image, self.open_image(image, spec, layers) as box:
+            yield box
+
+    @asynccontextmanager
+    async def open_image(
+        self, image: Image, spec: SandboxSpec, layers: Sequence[Layer] = ()
+    ) -> AsyncIterator[LocalBox]:
+        """The same for an image that need not have a name yet. Its parts must be held while the block lasts."""
         folders = [await self.layers.ensure(layer) for layer in layers]
         keeper, groups = await self._start()
-        box = await self._build(keeper, groups, spec, [folder.name for folder in folders])
+        box = await self._build(keeper, groups, spec, image, [folder.name for folder in folders])
         try:
             yield box
         finally:
@@ -92,7 +107,7 @@ class LocalProvider:
 
     async def _try_out(self, keeper: Keeper, groups: Groups) -> None:
         """One command in one box: what a machine bars, it bars here, before anybody relies on it."""
-        box = await self._build(keeper, groups, SandboxSpec(), [])
+        box = await self._build(keeper, groups, SandboxSpec(), Image(), [])
         try:
             tried = await run(box, ["true"], timeout_s=_START_TIMEOUT_S)
             said = "" if tried.code == 0 else tried.stderr.text.strip().rpartition("\n")[2] or f"exit {tried.code}"
@@ -104,7 +119,10 @@ class LocalProvider:
         if said:
             raise SetupError(f"no command can be isolated here ({said}): {remedy(said, 0)}")
 
-    async def _build(self, keeper: Keeper, groups: Groups, spec: SandboxSpec, layers: list[str]) -> LocalBox:
+    async def _build(
+        self, keeper: Keeper, groups: Groups, spec: SandboxSpec, image: Image, layers: list[str]
+    ) -> LocalBox:
+        layers = [*layers, *self.images.folders(image, "home")]
         name = f"local-{secrets.token_hex(6)}"
         try:
             group = groups.open(name, spec)
@@ -112,7 +130,8 @@ class LocalProvider:
             raise SandboxError(f"cannot open a box: its cgroup cannot be made ({error.strerror})") from error
         try:
             order = {"layers": layers, "disk": spec.disk_mb << 20, "tmp": spec.tmp_mb << 20}
-            answer = await keeper.ask("build", order)
+            system = {"systems": self.images.folders(image, "system"), "whole": image.whole}
+            answer = await keeper.ask("build", {**order, **system})
         except Refusal as refusal:
             group.close()
             if refusal.errno in (ENOMEM, EMFILE, ENFILE):
@@ -122,7 +141,7 @@ class LocalProvider:
         except BaseException:
             group.close()
             raise
-        return LocalBox(name, keeper, answer.fds, (group, groups.controllers), (spec, len(layers)))
+        return LocalBox(name, keeper, answer.fds, (group, groups.controllers), (spec, len(layers)), image.env)
 
 
 async def _join_or_forget(keeper: Keeper, groups: Groups) -> None:

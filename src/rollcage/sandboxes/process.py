@@ -13,6 +13,7 @@ import anyio.lowlevel
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from rollcage.errors import SandboxError, SandboxLost
+from rollcage.sandboxes.keeper import Keeper
 
 _CHUNK = 1 << 16
 _KILLED = 128 + signal.SIGKILL
@@ -119,8 +120,9 @@ class _Watched:
 class LocalProcess:
     """One bubblewrap and all that runs below it."""
 
-    def __init__(self, stdin: int, stdout: int, stderr: int, status: int) -> None:
+    def __init__(self, stdin: int, stdout: int, stderr: int, status: int, *, keeper: Keeper) -> None:
         """Takes over our ends of the pipes. `status` is where bubblewrap tells what it does."""
+        self._keeper = keeper
         self._stdin, self._stdout, self._stderr = Writer(stdin), Reader(stdout), Reader(stderr)
         self._status = status
         self._said = b""
@@ -156,6 +158,8 @@ class LocalProcess:
         if self._lost:
             raise SandboxLost("the box was closed while the command ran")
         code = self._told().get("exit-code")
+        if code is None and self._keeper.gone:
+            raise SandboxLost("the sandbox's keeper process is gone, and the command with it")
         return _KILLED if code is None else code
 
     async def begin(self, monitor: int, release: int) -> None:

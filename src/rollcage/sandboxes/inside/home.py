@@ -40,6 +40,11 @@ def prepare(disk: int, layers: int) -> None:
     _mount(0, (), layers)
 
 
+def open_upper(upper: int) -> int:
+    """A descriptor of the folder that holds what was written since the last checkpoint, as overlay keeps it."""
+    return os.open(f"{_DISK}/{upper}/u", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
 def empty_tmp(size: int, *, first: bool = False) -> None:
     """Put a fresh /tmp in place."""
     if not first:

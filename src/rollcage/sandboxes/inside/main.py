@@ -117,7 +117,7 @@ def _say(reply: socket.socket, answer: dict[str, Any], fds: Sequence[int] = ()) 
 
 def _obey(action: str, order: dict[str, Any], fds: Sequence[int]) -> tuple[dict[str, Any], list[int]]:
     if action == "build":
-        return {"ok": True}, world.build(order["layers"], order["disk"], order["tmp"])
+        return {"ok": True}, world.build(order["layers"], order["disk"], order["tmp"], world.System.of(order))
     if action == "join":
         for fd in fds:
             os.write(fd, b"0")
@@ -129,6 +129,8 @@ def _obey(action: str, order: dict[str, Any], fds: Sequence[int]) -> tuple[dict[
     kernel.setns(fds[1], kernel.CLONE_NEWNS)
     if action == "read":
         return {"ok": True}, [files.open_file(order["path"])]
+    if action == "upper":
+        return {"ok": True}, [home.open_upper(order["upper"])]
     if action == "write":
         files.write_file(order["path"], fds[2], order["mode"])
     elif action == "checkpoint":

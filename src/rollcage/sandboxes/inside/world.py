@@ -1,11 +1,12 @@
-# ruff: noqa: PTH102, PTH115, PTH123, PTH211 (speaks to the kernel in its own terms)
+# ruff: noqa: PTH102, PTH115, PTH123, PTH208, PTH211 (speaks to the kernel in its own terms)
 """Builds a box: its namespaces, and in them the little world its commands will see."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from . import home, kernel
 
@@ -41,7 +42,22 @@ _SHARE = 8
 """A box may use this part of what all boxes of one host user share."""
 
 
-def build(layers: Sequence[str], disk: int, tmp: int) -> list[int]:
+class System(NamedTuple):
+    """What a box shows beside its home: folders in the working directory, topmost first."""
+
+    folders: Sequence[str] = ()
+    whole: bool = False
+    """They are a system of their own, and nothing of the host's is shown; else they are laid over the host's."""
+
+    @classmethod
+    def of(cls, order: Mapping[str, object]) -> System:
+        """As an order says; the host's system where it says nothing."""
+        folders = order.get("systems", [])
+        assert isinstance(folders, list)
+        return cls([str(folder) for folder in folders], bool(order.get("whole")))
+
+
+def build(layers: Sequence[str], disk: int, tmp: int, system: System) -> list[int]:
     """Move this process into a new box; returns descriptors of its user, mount and network namespaces.
 
     Layers are names in the working directory. It is carried into the new mount namespace, so they are reached even
@@ -56,17 +72,21 @@ def build(layers: Sequence[str], disk: int, tmp: int) -> list[int]:
     _share_fairly()
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", FRAME, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=4m,nr_inodes=4k")
-    _furnish(FRAME + ROOT)
-    for name in (*_SYSTEM, "etc"):
-        os.symlink(f"{ROOT}/{name}"[1:], f"{FRAME}/{name}")
+    folders = _brought("systems", system.folders)
+    if system.whole:
+        _furnish_whole(FRAME + ROOT, folders)
+    else:
+        _furnish(FRAME + ROOT, folders)
+    if folders:
+        _host_in_frame()
+    else:
+        for name in (*_SYSTEM, "etc"):
+            os.symlink(f"{ROOT}/{name}"[1:], f"{FRAME}/{name}")
     os.mkdir(f"{FRAME}/tmp")  # noqa: S108 (bubblewrap wants one to start from)
     for name in ("proc", "dev"):
         os.mkdir(f"{FRAME}/{name}")
         _bind(f"/{name}", f"{FRAME}/{name}")
-    os.mkdir(f"{FRAME}/layers")
-    for number, layer in enumerate(layers):
-        os.mkdir(f"{FRAME}/layers/{number}")
-        kernel.mount(f"./{layer}", f"{FRAME}/layers/{number}", flags=kernel.MS_BIND)
+    _brought("layers", layers)
     kernel.make_root(FRAME)
     home.prepare(disk, len(layers))
     home.empty_tmp(tmp, first=True)
@@ -96,19 +116,84 @@ def _bind(source: str, target: str) -> None:
     kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
 
 
-def _furnish(root: str) -> None:
+def _brought(kind: str, folders: Sequence[str]) -> list[str]:
+    """Bind folders of the working directory into the frame, numbered; returns where they are now."""
+    places = [f"{FRAME}/{kind}/{number}" for number in range(len(folders))]
+    os.mkdir(f"{FRAME}/{kind}")
+    for folder, place in zip(folders, places, strict=True):
+        os.mkdir(place)
+        kernel.mount(f"./{folder}", place, flags=kernel.MS_BIND)
+    return places
+
+
+def _furnish(root: str, added: Sequence[str]) -> None:
+    """The host's system, with what was added laid over it; in `/etc` only what the host does not show there."""
     os.mkdir(root)
     _bind(root, root)
-    for name in ("dev", "etc", "etc/ssl", "home", "home/user", "proc", "run", "tmp"):
-        os.mkdir(f"{root}/{name}")
+    _skeleton(root)
+    os.mkdir(f"{root}/etc/ssl")
     for name in _SYSTEM:
-        _mirror(f"/{name}", f"{root}/{name}")
+        over = [f"{folder}/{name}" for folder in added if _is_folder(f"{folder}/{name}")]
+        if over and _is_folder(f"/{name}"):
+            os.mkdir(f"{root}/{name}")
+            _stack([*over, f"/{name}"], f"{root}/{name}")
+        else:
+            _mirror(f"/{name}", f"{root}/{name}")
     for name in _ETC:
         _mirror(f"/etc/{name}", f"{root}/etc/{name}")
+    for folder in added:
+        _add_missing(folder, root)
+        _add_missing(f"{folder}/etc", f"{root}/etc")
+    _seal(root)
+
+
+def _add_missing(folder: str, target: str) -> None:
+    if _is_folder(folder):
+        for name in os.listdir(folder):
+            if not os.path.lexists(f"{target}/{name}"):
+                _mirror(f"{folder}/{name}", f"{target}/{name}")
+
+
+def _furnish_whole(root: str, folders: Sequence[str]) -> None:
+    """A system of its own. Ours lies on top: whatever an image has in these places, mounts never land on it."""
+    os.mkdir(f"{FRAME}/skeleton")
+    _skeleton(f"{FRAME}/skeleton")
+    os.mkdir(root)
+    _stack([f"{FRAME}/skeleton", *folders], root)
+    _seal(root)
+
+
+def _host_in_frame() -> None:
+    """Bubblewrap is the host's and starts outside the box: it must find the host's libraries, never an image's."""
+    os.mkdir(f"{FRAME}/etc")
+    for name in _SYSTEM:
+        _mirror(f"/{name}", f"{FRAME}/{name}")
+    for name in ("ld.so.cache", "ld.so.conf", "ld.so.conf.d"):
+        _mirror(f"/etc/{name}", f"{FRAME}/etc/{name}")
+
+
+def _skeleton(root: str) -> None:
+    for name in ("dev", "etc", "home", "home/user", "proc", "run", "tmp"):
+        os.mkdir(f"{root}/{name}")
     for name, text in _FILES.items():
         with open(f"{root}/etc/{name}", "w") as file:
             file.write(text)
+
+
+def _seal(root: str) -> None:
     kernel.set_attributes(root, kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV)
+
+
+def _stack(folders: Sequence[str], target: str) -> None:
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("system", target, "overlay", flags, f"userxattr,lowerdir={':'.join(folders)}")
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 def _mirror(source: str, target: str) -> None:

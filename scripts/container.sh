@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Installs what the tests of container boxes need where no docker or podman is: podman and runc. Skips what is there already.
+# Exit code 0: they are there. Anything else: they are not, and the last line says why.
+set -euo pipefail
+
+stop() { printf 'container: %s\n' "$*" >&2; exit 1; }
+
+missing=()
+# runc, as podman's own choice (crun) refuses machines that have both kinds of cgroups.
+for program in podman runc; do
+  command -v "$program" >/dev/null || missing+=("$program")
+done
+[ "${#missing[@]}" -gt 0 ] || exit 0
+command -v apt-get >/dev/null || stop "missing: ${missing[*]}; install them with this system's package manager"
+[ "$(id -u)" = 0 ] || stop "missing: ${missing[*]}; run: sudo apt-get install -y ${missing[*]}"
+
+printf 'container: installing %s\n' "${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+log="$(mktemp)"
+trap 'rm -f "$log"' EXIT
+for step in "update" "install -y --no-install-recommends ${missing[*]}"; do
+  # shellcheck disable=SC2086 # the words of a step are arguments
+  apt-get $step >"$log" 2>&1 || stop "apt-get $step failed: $(tail -n 3 "$log" | tr -s '[:space:]' ' ')"
+done

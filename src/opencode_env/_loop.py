@@ -1,0 +1,87 @@
+"""One event loop in a thread of its own, for sync callers: it holds the gateway, and is stopped with the process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+from anyio.from_thread import BlockingPortal
+
+if TYPE_CHECKING:
+    from rollcage.agents.opencode import OpenCode
+    from rollcage.gateway import Gateway
+    from rollcage.settings import Settings
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_loops: dict[int, Loop] = {}
+
+
+class Loop:
+    """What all sessions of a process share."""
+
+    portal: BlockingPortal
+    """Runs async functions on the loop, for callers of any other thread."""
+    stack: AsyncExitStack
+    """Ends what was opened on the loop, at the end of the process."""
+    gateway: Gateway
+    """Records what models say."""
+    agent: OpenCode
+    """The agent."""
+    settings: Settings
+    """Where things are kept."""
+
+    def __init__(self) -> None:
+        self._started = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="rollcage", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._failure is not None:
+            raise self._failure
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """End everything that still runs."""
+        with suppress(RuntimeError):
+            self.portal.start_task_soon(self.portal.stop, True)
+        self._thread.join(30)
+
+    def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Run an async function on the loop, and wait for what it returns."""
+        return self.portal.call(function, *args)
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._serve, backend_options={"use_uvloop": True})
+        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits for the start
+            self._failure = error
+        finally:
+            self._started.set()
+
+    async def _serve(self) -> None:
+        from rollcage.agents.opencode import OpenCode
+        from rollcage.gateway import Gateway
+        from rollcage.settings import Settings
+
+        self.settings = Settings.from_environ(os.environ)
+        self.agent = OpenCode(self.settings.cache_dir)
+        async with AsyncExitStack() as self.stack:
+            self.gateway = await self.stack.enter_async_context(Gateway.open())
+            async with BlockingPortal() as self.portal:
+                self._started.set()
+                await self.portal.sleep_until_stopped()
+
+
+def loop() -> Loop:
+    """The loop of this process, started when it is first asked for."""
+    with _lock:
+        if os.getpid() not in _loops:
+            _loops[os.getpid()] = Loop()
+        return _loops[os.getpid()]

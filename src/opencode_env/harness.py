@@ -1,0 +1,315 @@
+"""The harness primitive: sessions that run an agent in a box, in this process, with no server. Sync, as published."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, Literal
+
+import anyio
+from anyio.abc import TaskStatus
+from openenv.core.env_server.mcp_types import Tool
+from openenv.core.harness import (
+    HarnessAdapter,
+    HarnessRolloutResult,
+    HarnessRunLimits,
+    Message,
+    ModelStep,
+    ResourceSession,
+    ResourceSessionFactory,
+    ToolResult,
+    TraceEntry,
+    TrainingTrace,
+    VerifyResult,
+)
+
+from opencode_env._loop import loop
+from opencode_env.config import OpenCodeConfig
+from opencode_env.sandbox.base import SandboxBackend, SandboxHandle
+from opencode_env.sandbox.boxes import BoxBackend, BoxHandle
+from opencode_env.task import OpenCodeTask
+from opencode_env.traces import trace_entries, training_trace
+from rollcage.agents.opencode_transcript import messages_of, session_of
+from rollcage.errors import SandboxError
+from rollcage.events import AgentEnded, AgentSaid, Event, TurnEnded
+from rollcage.run import Failure, Parts, set_up, work
+from rollcage.types import HOME, Job, JsonObject, Limits, Task, Turn
+
+Mode = Literal["black_box", "transparent_proxy"]
+Driver = Literal["cli", "serve"]
+Verifier = Callable[[SandboxHandle, OpenCodeTask], VerifyResult]
+"""Judges what an agent left in its box; it is called when the agent is gone."""
+
+_DRIVERS = {"cli": "run", "run": "run", "serve": "serve", "": ""}
+_GRACE_S = 300
+_KILLED = 137
+"""The exit code of an agent that was stopped."""
+
+
+class OpenCodeSession(ResourceSession):
+    """One agent at work in a box. Made by a factory, with the agent running already."""
+
+    def __init__(
+        self,
+        *,
+        sandbox: BoxHandle,
+        config: OpenCodeConfig,
+        task: OpenCodeTask,
+        job: Job,
+        parts: Parts,
+        verifier: Verifier | None = None,
+    ) -> None:
+        """Made by a factory."""
+        self.sandbox, self.config, self.task = sandbox, config, task
+        self._job, self._parts, self._verifier = job, parts, verifier
+        self._log: list[Event] = []
+        self._working: Future[None] | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._verified: VerifyResult | None = None
+        self.error: str | None = None
+        """What went wrong beyond the agent's exit code, in one line: no model could be reached, the box was lost."""
+
+    def initial_messages(self) -> list[Message]:
+        """The instruction."""
+        return [{"role": "user", "content": self.task.instruction}]
+
+    def list_tools(self) -> list[Tool]:
+        """None: the agent has tools of its own."""
+        return []
+
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Always an error: the agent calls its own tools."""
+        return ToolResult(error=f"{name}: this session has no tools to call; the agent runs a tool loop of its own")
+
+    def verify(self, transcript: list[Message], final_state: Any | None = None) -> VerifyResult:
+        """What the verifier says; no reward where there is none. An agent that still runs is stopped first."""
+        self.abort()
+        if self._verifier is None:
+            return VerifyResult(env_reward=None, done=True)
+        self._verified = self._verifier(self.sandbox, self.task)
+        return self._verified
+
+    def close(self) -> None:
+        """End the agent and the box. What was recorded stays."""
+        self.abort()
+        self.sandbox.kill()
+
+    def set_up(self) -> None:
+        """The task's files and its setup commands; RuntimeError where one of them fails. Called by the factory."""
+        try:
+            loop().call(set_up, self._job, self.sandbox.box, self._record)
+        except Failure as failure:
+            raise RuntimeError(failure.ended.error) from failure
+
+    def start_agent(self) -> None:
+        """Let the agent begin; nothing happens where it has already."""
+        if self._working is None:
+            self._working, self._scope = loop().portal.start_task(self._work)
+
+    def wait_for_completion(self, timeout_s: float | None = None) -> int:
+        """The agent's exit code; TimeoutError where it does not end in time, or used up its own."""
+        if self._working is None:
+            raise RuntimeError("the agent was not started; call start_agent() first")
+        try:
+            self._working.result(timeout_s)
+        except FutureTimeout:
+            raise TimeoutError(f"the agent had not ended after {timeout_s:g} s") from None
+        ended = next((event for event in self._log if isinstance(event, AgentEnded)), None)
+        if ended is not None and ended.timed_out:
+            raise TimeoutError(f"the agent's {self.config.agent_timeout_s:g} s were up")
+        if ended is None or ended.exit_code is None:
+            return 1 if self.error else _KILLED
+        return ended.exit_code
+
+    def abort(self) -> bool:
+        """Stop the agent: generation at once, then everything it started. Whether there was something to stop."""
+        if self._working is None or self._scope is None or self._working.done():
+            return False
+        loop().portal.call(self._scope.cancel)
+        self._working.result()
+        return True
+
+    def fetch_trace(self) -> str:
+        """What the agent said so far, as JSON lines."""
+        return "".join(f"{json.dumps(data)}\n" for data in self.said)
+
+    def fetch_proxy_trace(self) -> list[TraceEntry]:
+        """Every model call so far, token by token; empty in `black_box` mode."""
+        return trace_entries(self.turns, self._verified.env_reward if self._verified else None)
+
+    def fetch_training_trace(self) -> TrainingTrace:
+        """The calls that can be trained on, each with its mask."""
+        if self._job.mode == "black_box":
+            raise RuntimeError("black_box sessions record nothing to train on; use mode='transparent_proxy'")
+        return training_trace(self.turns)
+
+    def list_messages(self) -> list[JsonObject]:
+        """The agent's own transcript so far: `[{info, parts}]`."""
+        return messages_of(self.said, self.task.instruction)
+
+    @property
+    def mode(self) -> str:
+        """Whether its model calls are recorded."""
+        return self._job.mode
+
+    @property
+    def serve_session_id(self) -> str | None:
+        """The id of the agent's own session, once it has one."""
+        return session_of(self.said) or None
+
+    @property
+    def said(self) -> list[JsonObject]:
+        """The agent's own events so far."""
+        return [event.data for event in list(self._log) if isinstance(event, AgentSaid)]
+
+    @property
+    def turns(self) -> list[Turn]:
+        """The model calls so far."""
+        return [event.turn for event in list(self._log) if isinstance(event, TurnEnded)]
+
+    async def _work(self, *, task_status: TaskStatus[anyio.CancelScope]) -> None:
+        with anyio.CancelScope() as scope:
+            task_status.started(scope)
+            try:
+                seconds = self.config.agent_timeout_s
+                await work(self._job, self._parts, self.sandbox.box, self._record, seconds=seconds, name="")
+            except Failure as failure:
+                self.error = failure.ended.error
+            except Exception as error:  # noqa: BLE001 - whatever breaks, the session says so
+                self.error = f"{type(error).__name__}: {error}"
+
+    async def _record(self, event: Event) -> None:
+        self._log.append(event)
+
+
+class OpenCodeHarnessAdapter(HarnessAdapter):
+    """Lets OpenEnv's rollout functions drive our sessions: the agent's loop is its own, so it is waited for.
+
+    A session's model is the one in its config: `model_step` is never called, and of `limits` nothing applies.
+    """
+
+    def __init__(self, timeout_s: float | None = None) -> None:
+        """`timeout_s`: how long a session may take; by default as long as its agent's budget."""
+        self._timeout_s = timeout_s
+
+    def run_white_box(
+        self, model_step: ModelStep, session: ResourceSession, limits: HarnessRunLimits | None = None
+    ) -> HarnessRolloutResult:
+        """Wait for the agent, and give back its tokens, call after call."""
+        return self.run_black_box(session, limits)
+
+    def run_black_box(self, session: ResourceSession, limits: HarnessRunLimits | None = None) -> HarnessRolloutResult:
+        """The same: nobody but the agent calls the model."""
+        if not isinstance(session, OpenCodeSession):
+            raise TypeError(f"session: {type(session).__name__} is no OpenCodeSession")
+        metrics: dict[str, Any] = {"timed_out": False}
+        try:
+            metrics["exit_code"] = session.wait_for_completion(self._timeout_s)
+        except TimeoutError:
+            # What it left is judged all the same.
+            session.abort()
+            metrics["timed_out"] = True
+        messages = session.initial_messages()
+        result = HarnessRolloutResult(messages=messages, done=not metrics["timed_out"], metrics=metrics)
+        for turn in [] if session.mode == "black_box" else session.fetch_training_trace().turns:
+            result.prompt_ids += turn.prompt_token_ids
+            result.completion_ids += turn.completion_token_ids
+            result.logprobs += turn.per_token_logps
+            result.messages.append(turn.response["choices"][0]["message"])
+        return result
+
+
+class OpenCodeSessionFactory(ResourceSessionFactory[OpenCodeSession]):
+    """Makes sessions, each with a box of its own."""
+
+    def __init__(
+        self,
+        *,
+        config: OpenCodeConfig,
+        sandbox_backend: SandboxBackend,
+        mode: Mode = "black_box",
+        verifier: Verifier | None = None,
+        install_timeout_s: int = 240,
+        setup_timeout_s: int = 300,
+        create_attempts: int = 3,
+        create_backoff_s: float = 2.0,
+        driver: str = "",
+    ) -> None:
+        """`install_timeout_s` is accepted: boxes come with the agent. `driver`: `cli` or `serve`; the agent's own
+        default where it is not given.
+        """
+        if mode not in ("black_box", "transparent_proxy"):
+            raise ValueError(f"Unknown mode: {mode!r}; use 'black_box' or 'transparent_proxy'")
+        if driver not in _DRIVERS:
+            raise ValueError(f"Unknown driver: {driver!r}; use 'cli' or 'serve'")
+        if not isinstance(sandbox_backend, BoxBackend):
+            kind = type(sandbox_backend).__name__
+            raise TypeError(
+                f"sandbox_backend: {kind} opens no boxes of ours; use LocalSandboxBackend or another of them"
+            )
+        if config.sandbox_home != HOME:
+            raise ValueError(f"sandbox_home {config.sandbox_home!r}: home is {HOME} in every box; leave it out")
+        self._config, self._backend, self._mode, self._verifier = config, sandbox_backend, mode, verifier
+        self._setup_timeout_s, self._driver = setup_timeout_s, _DRIVERS[driver]
+        self._attempts, self._backoff_s = max(1, create_attempts), create_backoff_s
+
+    def create(
+        self, task: Any, seed: int | None = None, episode_id: str | None = None, start_agent: bool = True
+    ) -> OpenCodeSession:
+        """A session whose agent runs already, unless `start_agent` is false.
+
+        A box that cannot be opened is tried again. A task whose setup fails, or a model that cannot be reached, raises.
+        """
+        wanted = OpenCodeTask.coerce(task)
+        job = self._job(wanted, seed, episode_id)
+        on = loop()
+        on.agent.check(job.agent)
+        on.call(on.gateway.check, job.model)
+        for attempt in range(self._attempts):
+            try:
+                return self._create(wanted, job, start=start_agent)
+            except SandboxError:
+                if attempt + 1 == self._attempts:
+                    raise
+                time.sleep(self._backoff_s * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def _create(self, task: OpenCodeTask, job: Job, *, start: bool) -> OpenCodeSession:
+        on = loop()
+        seconds = self._config.agent_timeout_s + self._setup_timeout_s + _GRACE_S
+        handle = self._backend.create(timeout_s=seconds, layers=on.agent.layers())
+        try:
+            parts = Parts(provider=self._backend.provider(on), agent=on.agent, gateway=on.gateway)
+            session = OpenCodeSession(
+                sandbox=handle, config=self._config, task=task, job=job, parts=parts, verifier=self._verifier
+            )
+            session.set_up()
+            if start:
+                session.start_agent()
+        except BaseException:
+            handle.kill()
+            raise
+        return session
+
+    def _job(self, task: OpenCodeTask, seed: int | None, episode_id: str | None) -> Job:
+        config = self._config
+        limits = Limits(
+            agent_timeout_s=config.agent_timeout_s, setup_timeout_s=self._setup_timeout_s, max_tokens_cap=config.cap
+        )
+        setup = tuple(script for script in (config.extra_setup_shell, task.setup_shell) if script)
+        return Job(
+            task=Task(
+                id=episode_id or "",
+                instruction=task.instruction,
+                files=task.upload_files,
+                setup=setup,
+                limits=limits,
+            ),
+            model=config.endpoint(seed),
+            agent=config.agent(self._driver),
+            sandbox=self._backend.spec,
+            mode=self._mode,
+        )

@@ -1,0 +1,62 @@
+"""What one session came to, at a glance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rollcage.sandboxes.files import collect
+from rollcage.types import HOME, JsonObject
+
+if TYPE_CHECKING:
+    from opencode_env.harness import OpenCodeSession
+
+
+@dataclass(frozen=True)
+class RolloutSummary:
+    """A snapshot of one session."""
+
+    sandbox_id: str
+    """Its box."""
+    proxy_turns: list[JsonObject]
+    """Every model call; empty in `black_box` mode."""
+    opencode_events: list[JsonObject]
+    """What the agent said."""
+    workdir_listing: str
+    """`ls -la` of the workdir."""
+    workdir_contents: dict[str, str]
+    """`{path: text}` of the files there."""
+
+    def proxy_turn_count(self) -> int:
+        """How many model calls there were."""
+        return len(self.proxy_turns)
+
+    def productive_turn_count(self) -> int:
+        """How many of them brought tokens."""
+        return sum(1 for turn in self.proxy_turns if turn.get("completion_tokens"))
+
+    def total_completion_tokens(self) -> int:
+        """How many tokens they brought in all."""
+        return sum(len(turn.get("completion_tokens", ())) for turn in self.proxy_turns)
+
+    def tool_calls(self) -> list[str]:
+        """The tools that the agent used, in order."""
+        return [event["part"]["tool"] for event in self.opencode_events if event["type"] == "tool_use"]
+
+    def errors(self) -> list[str]:
+        """What the agent complained about."""
+        said = [event.get("error") for event in self.opencode_events if event["type"] == "error"]
+        return [str(error.get("data", {}).get("message", "")) for error in said if isinstance(error, dict)]
+
+
+def collect_rollout_summary(session: OpenCodeSession, *, workdir: str = f"{HOME}/workdir") -> RolloutSummary:
+    """Read a session's records and its workdir; while the agent runs, as far as it has come. The box must be open."""
+    listing = session.sandbox.exec(f"ls -la -- '{workdir}' 2>&1", timeout=10)
+    files = session.sandbox.call(collect, workdir).files
+    return RolloutSummary(
+        sandbox_id=session.sandbox.sandbox_id,
+        proxy_turns=[dict(entry) for entry in session.fetch_proxy_trace()],
+        opencode_events=session.said,
+        workdir_listing=listing.stdout,
+        workdir_contents={f"{workdir}/{path}": text for path, text in files.items()},
+    )

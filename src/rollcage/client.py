@@ -1,0 +1,275 @@
+"""Asks a rollcage server for rollouts: `async with Client("http://127.0.0.1:8000") as client: ...`.
+
+Only what is safe is tried again: reading always; starting, because every start carries an idempotency key.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import anyio
+import httpx
+from pydantic import BaseModel, SecretStr
+
+from rollcage.errors import QueueFull, RollcageError, UnknownRollout, UsageError
+from rollcage.events import Ended, Entry
+from rollcage.result import RolloutResult
+from rollcage.server.errors import Unauthorized
+from rollcage.server.request import RolloutRequest
+from rollcage.server.views import Aborted, Files, Messages, RolloutPage, RolloutState, Started, Trace, TurnPage
+
+M = TypeVar("M", bound=BaseModel)
+
+RETRY_STATUSES = (502, 503, 504)
+LONGEST_WAIT_S = 60.0
+"""How long one request waits for the end of a rollout; then it is asked again."""
+SILENCE_S = 60.0
+"""A stream that is silent for so long is dead: the server sends something every 15 s."""
+
+
+class ServerError(RollcageError):
+    """The server refused, or could not be reached; `code` is its stable word for why."""
+
+    def __init__(self, message: str, *, code: str = "", status: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = status
+
+
+class Client:
+    """One server. Any number of tasks may use it at once."""
+
+    def __init__(
+        self,
+        address: str = "http://127.0.0.1:8000",
+        *,
+        key: str = "",
+        retries: int = 5,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`key`: one of the server's; none where it asks for none. `retries`: how often a safe request is repeated."""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.AsyncClient(
+            base_url=address,
+            headers=headers,
+            timeout=httpx.Timeout(30, read=LONGEST_WAIT_S + 30),
+            limits=httpx.Limits(max_connections=None),
+            transport=transport,
+            # Fetching all the world's certificates takes longer than most requests.
+            verify=not address.startswith("http://"),
+        )
+        self._retries = retries
+
+    async def __aenter__(self) -> Self:
+        """Ready at once: the first request connects."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close every connection. Rollouts go on."""
+        await self._http.aclose()
+
+    async def start(self, instruction: str, **arguments: Any) -> Started:
+        """Start a rollout; the arguments are those of `RolloutRequest`, and are checked here before anything is sent.
+
+        An idempotency key is made up where none is given, so that a repeated request starts nothing twice.
+        """
+        request = RolloutRequest.parsed(
+            {"idempotency_key": secrets.token_hex(16), "instruction": instruction, **arguments}
+        )
+        return await self._ask(Started, "POST", "/rollouts", json=_revealed(request), safe=True)
+
+    async def run(self, instruction: str, **arguments: Any) -> RolloutResult:
+        """Start a rollout and wait for what it comes to. Cancelling this leaves it running."""
+        return await self.wait((await self.start(instruction, **arguments)).rollout_id)
+
+    async def state(self, rollout_id: str) -> RolloutState:
+        """Where it is."""
+        return await self._ask(RolloutState, "GET", _path(rollout_id))
+
+    async def result(self, rollout_id: str) -> RolloutResult:
+        """What it came to so far; `outcome` is null while it runs."""
+        return await self._ask(RolloutResult, "GET", _path(rollout_id, "/result"))
+
+    async def wait(self, rollout_id: str, *, wait_s: float | None = None) -> RolloutResult:
+        """What it came to, once it has ended; TimeoutError where that takes longer than `wait_s`."""
+        with anyio.fail_after(wait_s):
+            while True:
+                result = await self._ask(
+                    RolloutResult, "GET", _path(rollout_id, "/result"), params={"wait_s": LONGEST_WAIT_S}
+                )
+                if result.outcome is not None:
+                    return result
+
+    async def follow(self, rollout_id: str, *, after: int = 0) -> AsyncGenerator[Entry, None]:
+        """Every entry above `after`, then each new one; over after `Ended`. Use `aclosing`.
+
+        A stream that breaks is taken up where it broke: no entry is lost, none comes twice.
+        """
+        failures = 0
+        while True:
+            try:
+                async with self._stream(rollout_id, after) as frames:
+                    async for entry in frames:
+                        yield entry
+                        after, failures = entry.seq, 0
+                        if isinstance(entry.event, Ended):
+                            return
+                    if after and await self._over(rollout_id, after):
+                        return
+                    raise httpx.RemoteProtocolError("the stream ended before the rollout did")
+            except (httpx.TransportError, ServerError) as error:
+                failures += 1
+                if failures > self._retries or not _again(error):
+                    raise _explained(error) from error
+                await anyio.sleep(_pause(failures))
+
+    async def abort(self, rollout_id: str, reason: str = "", *, wait_s: float = 0) -> Aborted:
+        """Stop it. `wait_s`: return only when it has ended, or when so much time has passed."""
+        params = {"reason": reason, "wait_s": wait_s}
+        # A second request to stop the same rollout does nothing, so this too may be repeated.
+        return await self._ask(Aborted, "DELETE", _path(rollout_id), params=params, safe=True)
+
+    async def page(self, *, cursor: str = "", limit: int = 50, **filters: str) -> RolloutPage:
+        """Some rollouts, newest first. Filters: `status, stage, outcome, task_id, agent, model, text`."""
+        given = {name: value for name, value in filters.items() if value}
+        params = {**given, "limit": str(limit), **({"cursor": cursor} if cursor else {})}
+        return await self._ask(RolloutPage, "GET", "/rollouts", params=params)
+
+    async def list(self, **filters: str) -> AsyncGenerator[RolloutState, None]:
+        """All rollouts that match, newest first, page after page."""
+        cursor: str | None = ""
+        while cursor is not None:
+            page = await self.page(cursor=cursor, limit=200, **filters)
+            for state in page.rollouts:
+                yield state
+            cursor = page.next_cursor
+
+    async def messages(self, rollout_id: str) -> Messages:
+        """The agent's own transcript so far."""
+        return await self._ask(Messages, "GET", _path(rollout_id, "/messages"))
+
+    async def files(self, rollout_id: str) -> Files:
+        """What the agent left in the workdir."""
+        return await self._ask(Files, "GET", _path(rollout_id, "/files"))
+
+    async def turns(self, rollout_id: str, *, after: int = 0, limit: int = 20) -> TurnPage:
+        """Some of the model calls, whole."""
+        params = {"after": after, "limit": limit}
+        return await self._ask(TurnPage, "GET", _path(rollout_id, "/turns"), params=params)
+
+    async def trace(self, rollout_id: str, *, after: int = 0, limit: int = 50) -> Trace:
+        """Some of the model calls, token by token."""
+        params = {"after": after, "limit": limit}
+        return await self._ask(Trace, "GET", _path(rollout_id, "/trace"), params=params)
+
+    async def _ask(self, model: type[M], method: str, path: str, *, safe: bool = False, **more: Any) -> M:
+        """Ask and read the answer; what is safe is tried again where the server did not answer, or is busy."""
+        attempt = 0
+        while True:
+            try:
+                answer = await self._http.request(method, path, **more)
+                _check(answer)
+                return model.model_validate_json(answer.content)
+            except (httpx.TransportError, ServerError) as error:
+                attempt += 1
+                if attempt > self._retries or not (safe or method == "GET") or not _again(error):
+                    raise _explained(error) from error
+                await anyio.sleep(_pause(attempt))
+
+    async def _over(self, rollout_id: str, after: int) -> bool:
+        """Whether the rollout has ended, and we have all of it."""
+        answer = await self._http.get(
+            _path(rollout_id, "/events"), params={"after": after}, headers={"Accept": "application/json"}
+        )
+        _check(answer)
+        return bool(answer.json()["ended"]) and not answer.json()["events"]
+
+    @asynccontextmanager
+    async def _stream(self, rollout_id: str, after: int) -> AsyncIterator[AsyncGenerator[Entry, None]]:
+        headers = {"Accept": "text/event-stream", **({"Last-Event-ID": str(after)} if after else {})}
+        timeout = httpx.Timeout(30, read=SILENCE_S)
+        async with self._http.stream("GET", _path(rollout_id, "/events"), headers=headers, timeout=timeout) as answer:
+            if answer.is_error:
+                await answer.aread()
+            _check(answer)
+            async with aclosing(_entries(answer, after)) as entries:
+                yield entries
+
+
+async def _entries(answer: httpx.Response, after: int) -> AsyncGenerator[Entry, None]:
+    """The entries in a stream. One that stops in the middle of an event has not sent it."""
+    event = ""
+    data: list[str] = []
+    async for line in answer.aiter_lines():
+        if line.startswith("event:"):
+            event = line[6:].strip()
+        elif line.startswith("data:"):
+            data.append(line[5:].strip())
+        elif not line:
+            if event == "error":
+                raise ServerError("the server lost its log while it sent it", code="store", status=503)
+            if event == "entry" and data:
+                entry = Entry.model_validate_json("\n".join(data))
+                if entry.seq > after:
+                    after = entry.seq
+                    yield entry
+            event, data = "", []
+
+
+def _path(rollout_id: str, below: str = "") -> str:
+    if not rollout_id.isalnum():
+        raise UnknownRollout(f"unknown rollout_id: {rollout_id}")
+    return f"/rollouts/{rollout_id}{below}"
+
+
+def _revealed(request: RolloutRequest) -> Mapping[str, Any]:
+    """What is sent: what was given, the keys as they are."""
+    given = request.model_dump(mode="json", exclude_unset=True)
+    for name in given:
+        value = getattr(request, name)
+        if isinstance(value, SecretStr):
+            given[name] = value.get_secret_value()
+    return given
+
+
+def _check(answer: httpx.Response) -> None:
+    """Raise what the server's refusal means."""
+    if not answer.is_error:
+        return
+    try:
+        problem = answer.json()
+        message, code = str(problem["error"]), str(problem["error_code"])
+    except (ValueError, KeyError, TypeError):
+        message, code = f"the server answered HTTP {answer.status_code}", ""
+    if answer.status_code == 401:
+        raise Unauthorized(message)
+    if code == "unknown_rollout":
+        raise UnknownRollout(message)
+    if answer.status_code in (400, 413, 422):
+        raise UsageError(message)
+    if answer.status_code == 429:
+        after = answer.headers.get("retry-after", "")
+        raise QueueFull(message, retry_after_s=float(after) if after.isdecimal() else 5)
+    raise ServerError(message, code=code, status=answer.status_code)
+
+
+def _again(error: Exception) -> bool:
+    return isinstance(error, httpx.TransportError) or (
+        isinstance(error, ServerError) and error.status in RETRY_STATUSES and error.code != "not_served"
+    )
+
+
+def _explained(error: Exception) -> RollcageError:
+    if isinstance(error, RollcageError):
+        return error
+    return ServerError(f"the server cannot be reached: {type(error).__name__}: {error}", code="unreachable")
+
+
+def _pause(attempt: int) -> float:
+    return min(8.0, 0.1 * 2.0**attempt)

@@ -1,0 +1,230 @@
+"""Makes an image from a root file system: a folder, or a tar archive such as `docker export` writes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, BinaryIO
+
+import anyio
+import anyio.to_thread
+
+from rollcage.errors import SandboxError, SetupError, UsageError
+from rollcage.images.build import FORMAT, Built, Say, merged
+from rollcage.images.store import PART, Image, check_name
+from rollcage.images.tree import Tree, copy, parts_of, unpack
+from rollcage.layers import Layer
+from rollcage.sandboxes.base import PATH, run
+from rollcage.types import HOME, SandboxSpec, Value
+
+if TYPE_CHECKING:
+    from rollcage.sandboxes.local import LocalProvider
+
+WORKDIR = f"{HOME}/workdir"
+MOVED = ".image"
+"""Below home: what was asked to be writable, by its path in the image."""
+
+_LEFT_OUT = frozenset(f"etc/{name}{end}" for name in ("shadow", "gshadow") for end in ("", "-"))
+_OURS = frozenset(("dev", "proc", "sys", "tmp", "run"))
+"""A box has its own; what an image has in them is not taken."""
+_NEEDED = {
+    "/usr/bin/env": ["/usr/bin/env", "true"],
+    "bash": ["bash", "-c", "true"],
+    "coreutils, find and tar": [
+        "sh",
+        "-c",
+        "for name in mkdir rm chmod cat find tar; do command -v $name || exit 1; done",
+    ],
+}
+
+
+class Source(Value):
+    """What is imported, and how it is to be used."""
+
+    path: Path
+    """A folder, or a tar archive: plain, or compressed with gzip, bzip2, xz or zstd."""
+    workdir: str = ""
+    """The folder in it that agents work on, such as `/testbed`: it becomes the box's workdir, and a link to it stands
+    where it was."""
+    writable: tuple[str, ...] = ()
+    """Further folders that must be written to: they move below home, with links where they were."""
+    env: dict[str, str] = {}
+    """For every command of its boxes, as the image's own configuration would have set it."""
+
+
+async def import_image(provider: LocalProvider, name: str, source: Source, say: Say, *, rebuild: bool = False) -> Built:
+    """The image of that name, imported now unless it is there already, from the same source."""
+    check_name(name)
+    moves = moves_of(source)
+    say(f"looking at {source.path}")
+    digest = await anyio.to_thread.run_sync(_digest, source, moves)
+    if not rebuild and provider.images.made_from(name, digest):
+        async with provider.images.use(name) as image:
+            if image.recipe == digest:
+                return Built(image, False)
+
+    async def build(folder: Path) -> None:
+        say(f"copying {source.path}")
+        await anyio.to_thread.run_sync(_fill, folder, source.path, moves)
+
+    salt = str(time.time_ns()) if rebuild else ""
+    layer = Layer(f"{PART}_import", f"{digest}{salt}", build)
+    async with AsyncExitStack() as stack:
+        folder = await stack.enter_async_context(provider.layers.held(layer))
+        env = merged({"PATH": PATH}, source.env) if "PATH" in source.env else source.env
+        image = Image(
+            name=name,
+            parts=(folder.name,),
+            whole=True,
+            env=env,
+            recipe=digest,
+            source=f"imported {source.path.name}",
+            created_at=time.time(),
+        )
+        try:
+            await _try_out(provider, image)
+            provider.images.put(image)
+        finally:
+            await stack.aclose()
+            with anyio.CancelScope(shield=True):
+                await provider.images.prune()
+    return Built(image, True)
+
+
+async def _try_out(provider: LocalProvider, image: Image) -> None:
+    """A system that cannot run what every rollout needs is refused now and not in the middle of one."""
+    async with provider.open_image(image, SandboxSpec()) as box:
+        for what, command in _NEEDED.items():
+            try:
+                tried = await run(box, command, env={"PATH": PATH}, cwd="/")
+                said = "" if tried.code == 0 else tried.stderr.text.strip().rpartition("\n")[2] or f"exit {tried.code}"
+            except SandboxError as error:
+                said = str(error)
+            if said:
+                raise UsageError(f"this system cannot run a box: it needs {what} for this machine ({said})")
+
+
+def moves_of(source: Source) -> dict[str, str]:
+    """`{path in the image: path below home}` of what moves."""
+    wanted = [(path, f"{MOVED}/{'/'.join(parts_of(path))}") for path in source.writable]
+    if source.workdir:
+        wanted.append((source.workdir, PurePosixPath(WORKDIR).name))
+    moves = {"/".join(parts_of(path)): target for path, target in wanted}
+    for path in moves:
+        first = path.partition("/")[0]
+        if not path or first in _OURS or path == "home" or path.startswith("home/user"):
+            raise UsageError(f"/{path}: choose a folder of the image itself")
+        if any(other != path and PurePosixPath(path).is_relative_to(other) for other in moves):
+            raise UsageError(f"/{path}: it lies in another folder that moves; name only that one")
+    return moves
+
+
+def _taken(path: str) -> str | None:
+    first, _, rest = path.partition("/")
+    if path in _LEFT_OUT or (first in _OURS and rest):
+        return None
+    return f"system/{path}" if path else "system"
+
+
+def _fill(folder: Path, source: Path, moves: dict[str, str]) -> None:
+    (folder / "system").mkdir()
+    try:
+        with Tree(folder) as tree:
+            if source.is_dir():
+                fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    copy(fd, tree, _taken)
+                finally:
+                    os.close(fd)
+            else:
+                with _opened(source) as stream:
+                    unpack(stream, tree, _taken)
+    except OSError as error:
+        raise SetupError(f"cannot import {source}: {error.filename or ''}: {error.strerror}") from error
+    if (folder / "system/manifest.json").exists() and not (folder / "system/usr").exists():
+        raise UsageError(f"{source}: this is what `docker save` writes; use `docker export` of a container")
+    if moves:
+        (folder / "home").mkdir()
+        for path, target in moves.items():
+            _move(folder, path, target)
+
+
+def _move(folder: Path, path: str, target: str) -> None:
+    """Put a folder of the system below home, and a link where it was. No symlink is followed on the way."""
+    place = folder / "system"
+    for part in path.split("/"):
+        place /= part
+        if not os.path.lexists(place):
+            raise UsageError(f"/{path}: there is no such folder in the image")
+        if not stat.S_ISDIR(place.lstat().st_mode):
+            raise UsageError(f"/{path}: /{place.relative_to(folder / 'system')} is no folder in the image")
+    home = folder / "home" / target
+    home.parent.mkdir(parents=True, exist_ok=True)
+    place.rename(home)
+    place.symlink_to(f"{HOME}/{target}")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    if path.suffix not in (".zst", ".tzst"):
+        with path.open("rb") as file:
+            yield file
+        return
+    zstd = shutil.which("zstd")
+    if zstd is None:
+        raise SetupError(f"{path} is compressed with zstd, which is missing; run: apt-get install zstd")
+    command = [zstd, "-dcq", "--", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout  # type: ignore[misc]
+        except BaseException:
+            process.kill()
+            raise
+        while process.stdout.read(1 << 20):
+            pass  # what follows the archive's end; its exit code counts only then
+        if process.wait():
+            raise UsageError(f"{path}: zstd cannot read it to its end")
+
+
+def _digest(source: Source, moves: dict[str, str]) -> str:
+    try:
+        content = _folder_digest(source.path) if source.path.is_dir() else _file_digest(source.path)
+    except OSError as error:
+        raise UsageError(f"{source.path}: cannot be read: {error.strerror}") from error
+    text = json.dumps([FORMAT, content, moves, source.env], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    if not path.is_file():
+        raise UsageError(f"{path}: give a folder or a tar archive")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _folder_digest(folder: Path) -> str:
+    """By names, kinds, sizes and times: reading every byte would take as long as copying."""
+    digest = hashlib.sha256()
+
+    def note(above: str, name: str, here: int) -> None:
+        found = os.lstat(name, dir_fd=here)
+        target = os.readlink(name, dir_fd=here) if stat.S_ISLNK(found.st_mode) else ""
+        shape = (
+            (found.st_mode, 0, 0) if stat.S_ISDIR(found.st_mode) else (found.st_mode, found.st_size, found.st_mtime_ns)
+        )
+        digest.update(repr((above, name, shape, target)).encode("utf-8", "surrogateescape"))
+
+    for above, folders, files, here in os.fwalk(folder):
+        folders.sort()
+        for name in sorted((*folders, *files)):
+            note(os.path.relpath(above, folder), name, here)
+    return digest.hexdigest()

@@ -1,0 +1,46 @@
+"""What the backends that come with rollcage are, and how their boxes can be made to vanish."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from rollcage.sandboxes.base import Provider, Sandbox
+from rollcage.sandboxes.conformance.values import Traits
+
+
+async def _lose_local(box: Sandbox) -> None:
+    """Kill the keeper: nothing of its boxes is left."""
+    from rollcage.sandboxes.box import LocalBox
+
+    assert isinstance(box, LocalBox)
+    os.kill(box._keeper.pid, signal.SIGKILL)
+
+
+async def _lose_e2b(box: Sandbox) -> None:
+    """Have the cloud end it."""
+    from rollcage.sandboxes.e2b_box import E2BBox
+
+    assert isinstance(box, E2BBox)
+    await box.cloud.kill(box.id)
+
+
+async def _lose_container(box: Sandbox) -> None:
+    """Have the engine remove it."""
+    from rollcage.sandboxes.containers.box import ContainerBox
+
+    assert isinstance(box, ContainerBox)
+    await box._engine.remove(box.id)
+
+
+TRAITS: dict[str, Traits] = {
+    "local": Traits(lose=_lose_local),
+    "container": Traits(lose=_lose_container),
+    "e2b": Traits(own_kernel=True, lose=_lose_e2b, pace=4),
+}
+"""By the provider's name. A backend from elsewhere hands its own to `check`."""
+
+
+def traits_of(provider: Provider) -> Traits:
+    """What is known of a backend."""
+    return TRAITS.get(provider.name, Traits())

@@ -1,0 +1,393 @@
+"""Listening in a box over nothing but a process in it: connections come out through that process's standard streams.
+
+A small program (`inside/relay.py`) listens in the box and carries each connection, framed, over its own input and
+output. Here each becomes a connection to a listener of ours, which is what the caller gets and serves. Whatever comes
+out of the box is taken for hostile: every frame is checked, and nothing it says can make us hold more than its windows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import cast
+
+import anyio
+from anyio.abc import ByteReceiveStream, ByteSendStream
+
+from rollcage.errors import SandboxError, SandboxLost
+from rollcage.sandboxes.base import Process, Sandbox, Tail
+from rollcage.sandboxes.inside import relay as frames
+
+_PROGRAM = Path(frames.__file__).read_text()
+_START_TIMEOUT_S = 60.0
+_CONNECT_TIMEOUT_S = 10.0
+_DEATH_TIMEOUT_S = 5.0
+_FULL, _ROOM = 1 << 20, 1 << 18
+_MOST_CONTROL = 4 << 20
+"""A box that provokes answers and does not read them is cut off here."""
+_STREAM_ENDS = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+
+
+@asynccontextmanager
+async def relayed(box: Sandbox, port: int) -> AsyncIterator[socket.socket]:
+    """A listening socket of ours that gets every connection made to 127.0.0.1:port in the box; closed with the block.
+
+    It is a Unix socket in a folder that only we may enter, and its name is the port. If the relay dies in the block,
+    all its connections are cut and no new ones come; that is raised as SandboxError when the block has ended well.
+    """
+    with tempfile.TemporaryDirectory(prefix="rollcage-relay-", ignore_cleanup_errors=True) as folder:
+        path = f"{folder}/{port}"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        with listener:
+            listener.bind(path)
+            listener.listen(frames.MOST_STREAMS)
+            listener.setblocking(False)
+            command = ["python3", "-I", "-S", "-c", _PROGRAM, str(port)]
+            async with box.spawn(command, cwd="/") as process:
+                link = Link(process, path)
+                try:
+                    await link.ready(port)
+                    yield listener
+                finally:
+                    failure = link.failure
+                    with anyio.CancelScope(shield=True):
+                        await link.close()
+                if failure and not await _is_lost(process):
+                    raise SandboxError(f"the relay for port {port} in the box broke: {failure}")
+
+
+async def _is_lost(process: Process) -> bool:
+    """Whether the whole box is gone: then whoever uses it is told so, and this is no news."""
+    try:
+        with anyio.move_on_after(_DEATH_TIMEOUT_S):
+            await process.wait()
+    except SandboxLost:
+        return True
+    return False
+
+
+class Link:
+    """Our end of a relay: takes its frames apart, and puts together what goes to it."""
+
+    def __init__(self, process: Process, path: str) -> None:
+        self._process, self._path = process, path
+        self._streams: dict[int, _Stream] = {}
+        self._last = 0
+        self._out: deque[bytes] = deque()
+        self._out_size = 0
+        self._wake = asyncio.Event()
+        self._answered: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._complaint = Tail(2000)
+        self._closed = False
+        self.failure = ""
+        """Why it broke, in words; empty while it serves."""
+        self._tasks = [
+            asyncio.create_task(step)
+            for step in (self._read(process.stdout), self._write(process.stdin), self._complaints(process.stderr))
+        ]
+        self._opening: set[asyncio.Task[None]] = set()
+
+    async def ready(self, port: int) -> None:
+        """Wait until it listens; SandboxError where it cannot."""
+        try:
+            refusal = await asyncio.wait_for(asyncio.shield(self._answered), _START_TIMEOUT_S)
+        except TimeoutError as error:
+            raise SandboxError(f"cannot listen on port {port} in the box: the relay does not start") from error
+        if refusal is not None:
+            raise SandboxError(f"cannot listen on port {port} in the box: {refusal}")
+
+    async def close(self) -> None:
+        """Cut every connection and let the relay end."""
+        self._closed = True
+        tasks = [*self._tasks, *self._opening]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._cut()
+        with suppress(*_STREAM_ENDS, SandboxError):
+            await self._process.stdin.aclose()
+        if not self._answered.done():
+            self._answered.cancel()
+
+    # What streams use.
+
+    @property
+    def full(self) -> bool:
+        """Whether streams should stop reading until there is room."""
+        return self._out_size > _FULL
+
+    def put(self, kind: int, number: int, data: bytes = b"") -> None:
+        """Queue a frame."""
+        if self._closed or self.failure:
+            return
+        self._out.append(frames.HEAD.pack(kind, number, len(data)))
+        if data:
+            self._out.append(data)
+        self._out_size += frames.HEAD.size + len(data)
+        if self._out_size > _MOST_CONTROL:
+            self._break("it does not read what is sent to it")
+        self._wake.set()
+
+    def forget(self, number: int) -> None:
+        """That stream is over."""
+        self._streams.pop(number, None)
+
+    # The three pipes.
+
+    async def _read(self, stdout: ByteReceiveStream) -> None:
+        rest = b""
+        try:
+            async for chunk in stdout:
+                rest = self._take(rest + chunk if rest else chunk)
+        except ValueError as error:
+            self._break(f"it sent garbage ({error})")
+        except SandboxLost as error:
+            self._break(str(error))
+        except _STREAM_ENDS:
+            self._break("it ended")
+        else:
+            self._break("it ended")
+
+    async def _write(self, stdin: ByteSendStream) -> None:
+        with suppress(*_STREAM_ENDS, SandboxError):
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._out:
+                    data = b"".join(self._out)
+                    self._out.clear()
+                    await stdin.send(data)
+                    self._out_size -= len(data)
+                    if self._out_size <= _ROOM:
+                        for stream in list(self._streams.values()):
+                            stream.go_on()
+
+    async def _complaints(self, stderr: ByteReceiveStream) -> None:
+        with suppress(*_STREAM_ENDS, SandboxError):
+            await self._complaint.drain(stderr)
+
+    def _break(self, why: str) -> None:
+        if self.failure or self._closed:
+            return
+        said = self._complaint.output.text.strip().rpartition("\n")[2]
+        self.failure = f"{why}: {said}" if said else why
+        if not self._answered.done():
+            self._answered.set_result(f"the relay does not start ({self.failure}); the box needs python3 on its PATH")
+        # Nobody can come in by it any more: what the caller serves has become a listener without a door.
+        with suppress(OSError):
+            os.unlink(self._path)  # noqa: PTH108
+        self._cut()
+
+    def _cut(self) -> None:
+        for stream in list(self._streams.values()):
+            stream.cut()
+        self._streams.clear()
+        self._out.clear()
+        self._out_size = 0
+
+    # Frames.
+
+    def _take(self, data: bytes) -> bytes:
+        """Act on every whole frame; returns what is left. ValueError for what no relay of ours would send."""
+        at, head = 0, frames.HEAD.size
+        while len(data) - at >= head:
+            kind, number, length = frames.HEAD.unpack_from(data, at)
+            if length > frames.MOST_DATA or not frames.READY <= kind <= frames.RESET:
+                raise ValueError(f"a frame of kind {kind} and {length} bytes")
+            if len(data) - at < head + length:
+                break
+            self._obey(kind, number, data[at + head : at + head + length])
+            at += head + length
+        return data[at:] if at else data
+
+    def _obey(self, kind: int, number: int, payload: bytes) -> None:
+        if kind in (frames.READY, frames.REFUSED):
+            if self._answered.done():
+                raise ValueError("it started twice")
+            self._answered.set_result(None if kind == frames.READY else payload.decode("utf-8", "replace")[:200])
+        elif kind == frames.OPEN:
+            self._open(number)
+        elif number > self._last:
+            raise ValueError(f"stream {number} was never opened")
+        elif (stream := self._streams.get(number)) is not None:
+            # Where it is none of ours, we have ended it, and the relay did not know yet.
+            stream.obey(kind, payload)
+
+    def _open(self, number: int) -> None:
+        if number <= self._last or not self._answered.done():
+            raise ValueError(f"stream {number} opened out of turn")
+        if len(self._streams) >= frames.MOST_STREAMS * 2:
+            raise ValueError("too many streams")
+        self._last = number
+        stream = self._streams[number] = _Stream(self, number)
+        task = asyncio.create_task(self._connect(stream))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _connect(self, stream: _Stream) -> None:
+        loop = asyncio.get_running_loop()
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock.setblocking(False)
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                # A Unix socket whose queue is full does not say when it no longer is.
+                while True:
+                    try:
+                        sock.connect(self._path)
+                        break
+                    except BlockingIOError:
+                        await asyncio.sleep(0.01)
+                await loop.create_unix_connection(lambda: stream, sock=sock)
+        except (OSError, TimeoutError):
+            sock.close()
+            stream.cut()
+            self.put(frames.RESET, stream.number)
+            self.forget(stream.number)
+        except BaseException:
+            sock.close()
+            raise
+
+
+class _Stream(asyncio.Protocol):
+    """One connection: ours to the caller's listener, joined to one in the box."""
+
+    def __init__(self, link: Link, number: int) -> None:
+        self._link, self.number = link, number
+        self._transport: asyncio.Transport | None = None
+        self._credit = self._room = frames.WINDOW
+        self._held, self._slow, self._owed = bytearray(), True, 0
+        self._unsent: deque[bytes] = deque()
+        self._paused = False
+        self._told_all = self._heard_all = self._said_all = self._over = False
+        # In this order: the box has said its last; so has our side; the box knows that; there is nothing more to do.
+
+    # What the relay says.
+
+    def obey(self, kind: int, payload: bytes) -> None:
+        """A frame for this stream."""
+        if kind == frames.DATA:
+            self._room -= len(payload)
+            if self._told_all or self._room < 0:
+                raise ValueError(f"stream {self.number} sent more than it may")
+            self._held += payload
+            self._pass_on()
+        elif kind == frames.CREDIT:
+            (amount,) = frames.AMOUNT.unpack(payload) if len(payload) == frames.AMOUNT.size else (0,)
+            self._credit += amount
+            if not amount or self._credit > frames.WINDOW:
+                raise ValueError(f"stream {self.number} gave back more than it got")
+            self.go_on()
+        elif kind == frames.EOF:
+            self._told_all = True
+            self._pass_on()
+        else:
+            self.cut()
+            self._link.forget(self.number)
+
+    def _pass_on(self) -> None:
+        if self._slow or self._transport is None:
+            return
+        if self._held:
+            data = bytes(self._held)
+            self._held.clear()
+            self._owed += len(data)
+            self._transport.write(data)
+            if self._slow:
+                return
+        self._give_back()
+        if self._told_all and not self._transport.is_closing() and self._transport.can_write_eof():
+            with suppress(OSError):
+                self._transport.write_eof()
+            self._end_if_over()
+
+    def _give_back(self) -> None:
+        if self._owed:
+            self._room += self._owed
+            self._link.put(frames.CREDIT, self.number, frames.AMOUNT.pack(self._owed))
+            self._owed = 0
+
+    # What our side says.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected to the caller's listener."""
+        self._transport = cast("asyncio.Transport", transport)
+        if self._over:
+            self._transport.abort()
+            return
+        # Whatever is not in the kernel's hands counts as not passed on.
+        self._transport.set_write_buffer_limits(high=0)
+        self._slow = False
+        self._pass_on()
+
+    def pause_writing(self) -> None:
+        """The caller reads slowly."""
+        self._slow = True
+
+    def resume_writing(self) -> None:
+        """The caller has read all there was."""
+        self._slow = False
+        if not self._over:
+            self._pass_on()
+
+    def data_received(self, data: bytes) -> None:
+        """The caller says something."""
+        for at in range(0, len(data), frames.MOST_DATA):
+            self._unsent.append(data[at : at + frames.MOST_DATA])
+        self.go_on()
+
+    def eof_received(self) -> bool:
+        """The caller has said its last, but may go on listening."""
+        self._heard_all = True
+        self.go_on()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The caller is gone."""
+        if self._over:
+            return
+        self._over = True
+        self._link.put(frames.RESET, self.number)
+        self._link.forget(self.number)
+
+    def go_on(self) -> None:
+        """Send what may be sent; read on, or wait, as there is room."""
+        if self._over:
+            return
+        while self._unsent and self._credit and not self._link.full:
+            data = self._unsent.popleft()
+            if len(data) > self._credit:
+                self._unsent.appendleft(data[self._credit :])
+                data = data[: self._credit]
+            self._credit -= len(data)
+            self._link.put(frames.DATA, self.number, data)
+        waits = bool(self._unsent) or not self._credit or self._link.full
+        if waits != self._paused and self._transport is not None and not self._heard_all:
+            self._paused = waits
+            if waits:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+        if self._heard_all and not self._unsent and not self._said_all:
+            self._said_all = True
+            self._link.put(frames.EOF, self.number)
+            self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if self._told_all and self._said_all and not self._held and not self._over and self._transport is not None:
+            self._over = True
+            self._link.forget(self.number)
+            self._transport.close()
+
+    def cut(self) -> None:
+        """Break the connection off, in whatever state it is."""
+        self._over = True
+        self._held.clear()
+        self._unsent.clear()
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,37 @@
+"""Entries of the log without their bulk: what somebody who looks on needs of each. Pure.
+
+A turn carries its whole request and every token with its alternatives; a long rollout comes to hundreds of megabytes.
+Who wants one turn in whole asks for it.
+"""
+
+from __future__ import annotations
+
+from rollcage.events import Entry, Queued, TurnEnded
+from rollcage.types import JsonObject, Turn
+
+_OF_A_TURN = set(
+    "index replaces purpose session parent_session finish_reason usage status error trainable untrainable_reason "
+    "streamed started_at first_token_s seconds".split()
+)
+
+
+def brief(entry: Entry) -> JsonObject:
+    """The entry as JSON; of a turn only the facts and two counts, of a job not the script of the scripted model."""
+    match entry.event:
+        case TurnEnded(turn=turn):
+            event: JsonObject = {"kind": "turn_ended", "turn": brief_turn(turn)}
+        case Queued():
+            event = entry.event.model_dump(mode="json", exclude={"job": {"task": {"solution"}}})
+        case _:
+            event = entry.event.model_dump(mode="json")
+    return {"rollout_id": entry.rollout_id, "seq": entry.seq, "time": entry.time, "event": event}
+
+
+def brief_turn(turn: Turn) -> JsonObject:
+    """A turn without its texts and tokens."""
+    prompt = turn.usage.get("prompt_tokens")
+    return {
+        **turn.model_dump(mode="json", include=_OF_A_TURN),
+        "token_count": len(turn.tokens),
+        "prompt_count": len(turn.prompt_ids) or (prompt if isinstance(prompt, int) else 0),
+    }

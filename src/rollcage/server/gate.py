@@ -1,0 +1,218 @@
+"""Stands in front of everything the server offers: keys, names, body sizes, request ids, and the request log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import anyio
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rollcage.server.admission import SCOPE, Keys, current_caller, loopback
+from rollcage.server.errors import Unauthorized
+from rollcage.server.problems import answer_to, refusal
+
+log = logging.getLogger("rollcage.server.requests")
+
+OPEN = re.compile(r"^/(health|docs|openapi\.json|web(/.*)?)?$")
+"""What needs no key: it says nothing about anybody's rollouts."""
+ROUTES = re.compile(
+    r"^/(health|metrics|docs|openapi\.json|mcp|ws|reset|step|state|schema|metadata|web|rollouts)(?=/|$)"
+)
+BELOW = re.compile(r"^/rollouts/[^/]*(/(?:events|turns|trace|files|messages|result))?$")
+ID = re.compile(r"^[A-Za-z0-9._-]{1,64}$")
+
+DRAIN, DRAIN_S = 64 << 20, 5.0
+
+Answered = Callable[[str, str, int], None]
+"""Counts a request: method, route, status."""
+
+
+class _TooLarge(Exception):
+    pass
+
+
+class Gate:
+    """Lets requests through to an app: those with a key, or, where there are none, those of this machine's user."""
+
+    def __init__(
+        self, app: ASGIApp, *, keys: Keys, only_loopback: bool, max_body: int, answered: Answered | None = None
+    ) -> None:
+        """`only_loopback`: the server listens there only, so that a request under another name is an attack."""
+        self._app, self._keys, self._only_loopback = app, keys, only_loopback
+        self._max_body = max_body
+        self._answered = answered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Speak ASGI."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        visit = _Visit(scope)
+        refused = self._refused(scope)
+        try:
+            if refused is not None:
+                await _refuse(refused, scope, receive, visit.sending(send))
+            else:
+                await self._let_in(visit, receive, send)
+        finally:
+            if self._answered:
+                self._answered(visit.method, visit.route, visit.status)
+            visit.tell()
+
+    def _refused(self, scope: Scope) -> Response | None:
+        """The refusal, where there is one; else the scope has the caller."""
+        headers = Headers(scope=scope)
+        if (said := self._foreign(headers)) is not None:
+            return refusal(403, "forbidden", said)
+        try:
+            scope[SCOPE] = self._keys.caller(scope["headers"])
+        except Unauthorized as error:
+            if scope["type"] == "http" and OPEN.match(scope["path"]):
+                return None
+            return answer_to(error)
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._max_body:
+            return self._too_large()
+        return None
+
+    def _foreign(self, headers: Headers) -> str | None:
+        """Without keys, a web page of another site could speak for this machine's user; here it cannot."""
+        if self._keys:
+            return None
+        host = _hostname(f"//{headers.get('host', '')}")
+        if self._only_loopback and not loopback(host):
+            return "this server answers to localhost only; start it with keys to use other names"
+        origin = headers.get("origin")
+        if origin is not None and _netloc(origin) != headers.get("host", "").lower():
+            return "web pages of other sites may not use this server"
+        return None
+
+    def _too_large(self) -> Response:
+        message = f"the body is larger than this server takes ({self._max_body >> 20} MiB)"
+        return refusal(413, "too_large", message, headers={"Connection": "close"})
+
+    async def _let_in(self, visit: _Visit, receive: Receive, send: Send) -> None:
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            if message["type"] == "http.request":
+                size += len(message.get("body", b""))
+                if size > self._max_body:
+                    raise _TooLarge
+            return message
+
+        answer = visit.sending(send)
+
+        async def unless_too_large(message: Message) -> None:
+            # Frameworks have answers of their own to a body that breaks off.
+            if size <= self._max_body or visit.status:
+                await answer(message)
+
+        token = current_caller.set(visit.scope[SCOPE]) if SCOPE in visit.scope else None
+        try:
+            with suppress(_TooLarge):
+                await self._app(visit.scope, counted, unless_too_large)
+            if size > self._max_body and not visit.status:
+                await _refuse(self._too_large(), visit.scope, receive, answer)
+        finally:
+            if token is not None:
+                current_caller.reset(token)
+
+
+async def _refuse(answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http":
+        if answer.status_code == 413:
+            await _drain(receive)
+        await answer(scope, receive, send)
+    else:
+        await receive()
+        await send({"type": "websocket.close", "code": 1008, "reason": "refused"})
+
+
+async def _drain(receive: Receive) -> None:
+    """Read on for a while: whoever still sends when the connection closes never sees the answer."""
+    left = DRAIN
+    with anyio.move_on_after(DRAIN_S):
+        while left > 0:
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if message["type"] != "http.request" or not message.get("more_body"):
+                return
+
+
+class _Visit:
+    """One request: its id, what became of it, how long it took. Never a header, a query or a body."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.method: str = scope.get("method", "WS")
+        self.status = 0
+        given = Headers(scope=scope).get("x-request-id", "")
+        self.id = given if ID.match(given) else secrets.token_hex(8)
+        self._began = time.perf_counter()
+
+    @property
+    def route(self) -> str:
+        """The kind of address, of which there are few."""
+        path: str = self.scope["path"]
+        if below := BELOW.match(path):
+            return f"/rollouts/{{rollout_id}}{below[1] or ''}"
+        known = ROUTES.match(path)
+        return f"/{known[1]}" if known else "other"
+
+    def sending(self, send: Send) -> Send:
+        """The same `send`, watched."""
+
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-ID"] = self.id
+                headers.setdefault("X-Content-Type-Options", "nosniff")
+            elif message["type"] == "websocket.accept":
+                self.status = 101
+            elif message["type"] == "websocket.close" and not self.status:
+                self.status = 403
+            await send(message)
+
+        return watched
+
+    def tell(self) -> None:
+        """One line in the log."""
+        if log.isEnabledFor(logging.INFO):
+            caller = self.scope.get(SCOPE)
+            line = {
+                "time": round(time.time(), 3),
+                "request_id": self.id,
+                "caller": getattr(caller, "name", ""),
+                "method": self.method,
+                "path": self.scope["path"][:200],
+                "status": self.status,
+                "ms": round((time.perf_counter() - self._began) * 1000, 1),
+            }
+            log.info(json.dumps(line))
+
+
+def _hostname(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _netloc(url: str) -> str:
+    try:
+        return urlsplit(url).netloc.lower()
+    except ValueError:
+        return ""

@@ -1,0 +1,361 @@
+"""The MCP endpoint at /mcp: streamable HTTP for every published protocol version, and the door to OpenEnv's own.
+
+It keeps nothing between requests: a client's session outlives a restart of the server, and costs nothing while idle.
+A request that speaks OpenEnv's JSON-RPC subset instead (same address, other shapes) goes to the environment's app.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import anyio
+
+from rollcage.server.admission import caller_of
+from rollcage.server.mcp_answer import Answer, Receive, Send, error, result, tool_result
+from rollcage.server.mcp_tools import TOOLS, Progress, Tool, ToolFailure, call, find
+from rollcage.server.service import Service
+from rollcage.types import JsonObject, Value
+
+Scope = MutableMapping[str, Any]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+"""Protocol versions that begin with `initialize`."""
+MODERN_VERSIONS = ("2026-07-28",)
+"""Protocol versions in which every request stands for itself."""
+KEEP_ALIVE_S = 15.0
+"""A call that takes longer than this shows a sign of life as often."""
+
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
+HEADER_MISMATCH, UNSUPPORTED_VERSION, CANCELLED = -32020, -32022, -32800
+
+_VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
+_SERVER = {"name": "rollcage", "version": version("rollcage")}
+_ABOUT = (
+    "Runs coding agents on tasks in isolated boxes and brings back rollouts: reward, tokens, files. run_rollout waits "
+    "for the end; start_rollout returns at once, and get_state, get_messages, subscribe_events, abort_rollout and "
+    "finalize_rollout follow by rollout_id."
+)
+
+
+def build(service: Service, environment: App, *, keep_alive_s: float = KEEP_ALIVE_S) -> App:
+    """The app that gets every request to /mcp; what is OpenEnv's it hands to `environment`."""
+    return Endpoint(service, environment, keep_alive_s)
+
+
+class Refused(Exception):
+    """A request that is answered with a JSON-RPC error."""
+
+    def __init__(self, code: int, message: str, data: object = None, *, status: int = 200) -> None:
+        super().__init__(message)
+        self.code, self.message, self.data, self.status = code, message, data, status
+
+
+@dataclass(frozen=True)
+class Request:
+    """One JSON-RPC message with what its HTTP headers say."""
+
+    body: JsonObject
+    headers: Mapping[str, str]
+    modern: bool = False
+
+    @property
+    def id(self) -> object:
+        """Names it among the client's requests; null in a notification."""
+        return self.body.get("id")
+
+    @property
+    def method(self) -> str:
+        """What is asked for."""
+        method = self.body.get("method")
+        return method if isinstance(method, str) else ""
+
+    @property
+    def params(self) -> JsonObject:
+        """With what."""
+        params = self.body.get("params")
+        return params if isinstance(params, dict) else {}
+
+    @property
+    def meta(self) -> JsonObject:
+        """What goes with every request."""
+        meta = self.params.get("_meta")
+        return meta if isinstance(meta, dict) else {}
+
+    @property
+    def progress_token(self) -> str | int | None:
+        """Given where the client wants to hear how it goes."""
+        token = self.meta.get("progressToken")
+        return token if isinstance(token, str | int) and not isinstance(token, bool) else None
+
+    @property
+    def session(self) -> str:
+        """The client's session; empty where it has none."""
+        return self.headers.get("mcp-session-id", "")
+
+    @property
+    def takes_large_events(self) -> bool:
+        """Whether the client reads events above 1 MiB. Those on httpx2 break off there; results are often longer."""
+        return "httpx2" not in self.headers.get("user-agent", "")
+
+    @property
+    def extra(self) -> JsonObject:
+        """What every result of the modern protocol carries."""
+        return (
+            {"resultType": "complete", "_meta": {"io.modelcontextprotocol/serverInfo": _SERVER}} if self.modern else {}
+        )
+
+
+def speaks_mcp(headers: Mapping[str, str], body: object) -> bool:
+    """Whether a POST is MCP; otherwise it is OpenEnv's JSON-RPC subset, which shares the address."""
+    method, params = (body.get("method"), body.get("params")) if isinstance(body, dict) else (None, None)
+    method = method if isinstance(method, str) else ""
+    if method.startswith("openenv/") or (isinstance(params, dict) and "session_id" in params):
+        return False
+    if "mcp-session-id" in headers or "mcp-protocol-version" in headers:
+        return True
+    if "text/event-stream" in headers.get("accept", ""):
+        return True
+    return method in ("initialize", "ping", "server/discover") or method.startswith("notifications/")
+
+
+class Endpoint:
+    """Answers MCP requests over HTTP."""
+
+    def __init__(self, service: Service, environment: App, keep_alive_s: float) -> None:
+        self._service, self._environment, self._keep_alive_s = service, environment, keep_alive_s
+        self._calls: dict[tuple[str, object], anyio.CancelScope] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One ASGI request."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] != "http":
+            await self._environment(scope, receive, send)
+        else:
+            await self._http(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        if scope["method"] == "POST":
+            await self._post(scope, headers, receive, send)
+        elif scope["method"] == "DELETE":
+            self._end_session(headers.get("mcp-session-id", ""))
+            await Answer(send).end(None, status=204)
+        else:
+            # There is nothing to tell outside of requests, so there is no stream to open with GET.
+            answer = Answer(send, headers=((b"allow", b"POST, DELETE"),))
+            await answer.end(error(None, INVALID_REQUEST, "POST requests here; there is no stream to GET"), status=405)
+
+    async def _post(self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
+        raw = await _read(receive)
+        try:
+            body: object = json.loads(raw)
+        except (ValueError, RecursionError):
+            body = None
+        if not speaks_mcp(headers, body):
+            if wrong := _malformed(body):
+                await Answer(send).end(error(None, *wrong))
+            else:
+                await self._environment(scope, _replayed(raw, receive), send)
+            return
+        try:
+            request = _request(body, headers)
+            await self._message(request, scope, receive, send)
+        except Refused as refusal:
+            request_id = body.get("id") if isinstance(body, dict) else None
+            text = error(request_id, refusal.code, refusal.message, refusal.data)
+            await Answer(send).end(text, status=refusal.status)
+
+    async def _message(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
+        if request.id is None or not request.method:
+            if request.method == "notifications/cancelled" and not request.modern:
+                self._cancel(request)
+            await Answer(send).end(None, status=202)
+        elif request.method == "tools/call":
+            await self._call(request, scope, receive, send)
+        elif request.method == "initialize" and not request.modern:
+            session = ((b"mcp-session-id", secrets.token_hex(16).encode()),)
+            await Answer(send, headers=session).end(result(request.id, _initialized(request)))
+        else:
+            await Answer(send).end(result(request.id, _simple(request)))
+
+    async def _call(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
+        tool = _found(request)
+        accepts = "text/event-stream" in request.headers.get("accept", "")
+        told = request.progress_token is not None and tool.is_slow and accepts and request.takes_large_events
+        answer, progress = Answer(send, stream=told), Progress(wanted=told)
+        said: list[Value | ToolFailure] = []
+        gone = False
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone = True
+            tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            key = (request.session, request.id)
+            if request.session:
+                self._calls[key] = tasks.cancel_scope
+            try:
+                tasks.start_soon(watch)
+                tasks.start_soon(self._tell, request, answer, progress)
+                said.append(await self._said(request, tool, scope, progress))
+            finally:
+                self._calls.pop(key, None)
+                tasks.cancel_scope.cancel()
+        if said:
+            await answer.end(tool_result(request.id, said[0], request.extra))
+        elif not gone:
+            await answer.end(error(request.id, CANCELLED, "cancelled on request"))
+
+    async def _said(self, request: Request, tool: Tool, scope: Scope, progress: Progress) -> Value | ToolFailure:
+        arguments = request.params.get("arguments")
+        try:
+            given = {} if arguments is None else arguments
+            return await call(tool, given, self._service, caller_of(scope), progress, older=False)
+        except ToolFailure as failure:
+            return failure
+
+    async def _tell(self, request: Request, answer: Answer, progress: Progress) -> None:
+        """Show signs of life: how far it is to those who asked, white space or comments to the others."""
+        began = time.monotonic()
+        while True:
+            await progress.news(self._keep_alive_s)
+            if progress.wanted:
+                # Progress must grow with every notification; seconds do.
+                seconds = round(time.monotonic() - began, 3)
+                told = {"progressToken": request.progress_token, "progress": seconds, "message": progress.words}
+                await answer.tell("notifications/progress", told)
+            else:
+                await answer.keep_alive()
+
+    def _cancel(self, request: Request) -> None:
+        if scope := self._calls.get((request.session, request.params.get("requestId"))):
+            scope.cancel()
+
+    def _end_session(self, session: str) -> None:
+        for (owner, _), scope in list(self._calls.items()):
+            if session and owner == session:
+                scope.cancel()
+
+
+def _malformed(body: object) -> tuple[int, str] | None:
+    """What is wrong with a message for OpenEnv. Its own words repeat the message, and there may be a key in it."""
+    if body is None:
+        return PARSE_ERROR, "Parse error"
+    if not isinstance(body, dict) or body.get("jsonrpc") != "2.0" or not isinstance(body.get("method"), str):
+        return INVALID_REQUEST, "Invalid request: it must be one JSON-RPC 2.0 message with a method"
+    if body.keys() - {"jsonrpc", "method", "params", "id"} or not isinstance(body.get("params", {}), dict):
+        return INVALID_REQUEST, "Invalid request: beside jsonrpc, method and id there may be params, an object"
+    if not isinstance(body.get("id"), str | int | None):
+        return INVALID_REQUEST, "Invalid request: id must be text or a whole number"
+    return None
+
+
+def _request(body: object, headers: Mapping[str, str]) -> Request:
+    """The message, checked against its headers."""
+    if body is None:
+        raise Refused(PARSE_ERROR, "the body is not JSON", status=400)
+    if not isinstance(body, dict) or body.get("jsonrpc") != "2.0":
+        raise Refused(INVALID_REQUEST, "the body must be one JSON-RPC 2.0 message, not a batch", status=400)
+    spoken = headers.get("mcp-protocol-version", "")
+    if spoken and spoken not in HANDSHAKE_VERSIONS + MODERN_VERSIONS:
+        known = {"supported": [*HANDSHAKE_VERSIONS, *MODERN_VERSIONS], "requested": spoken}
+        raise Refused(UNSUPPORTED_VERSION, f"protocol version {spoken!r} is not spoken here", known, status=400)
+    request = Request(body, headers, modern=spoken in MODERN_VERSIONS)
+    if isinstance(request.id, bool | float | dict | list):
+        raise Refused(INVALID_REQUEST, "id must be text or a whole number", status=400)
+    if request.modern and request.id is not None:
+        if _VERSION_KEY not in request.meta:
+            raise Refused(INVALID_PARAMS, f"params._meta lacks {_VERSION_KEY}", status=400)
+        if request.meta[_VERSION_KEY] != spoken:
+            raise Refused(HEADER_MISMATCH, f"mcp-protocol-version is not params._meta's {_VERSION_KEY}", status=400)
+        if headers.get("mcp-method", request.method) != request.method:
+            raise Refused(HEADER_MISMATCH, "mcp-method is not the body's method", status=400)
+    return request
+
+
+def _initialized(request: Request) -> JsonObject:
+    asked = request.params.get("protocolVersion")
+    return {
+        "protocolVersion": asked if asked in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1],
+        "capabilities": {"tools": {"listChanged": False}},
+        "serverInfo": _SERVER,
+        "instructions": _ABOUT,
+    }
+
+
+def _simple(request: Request) -> JsonObject:
+    """The result of a request that needs nobody's help."""
+    cached = {"ttlMs": 60_000, "cacheScope": "public"} if request.modern else {}
+    if request.method == "tools/list":
+        return {"tools": [_listed(tool) for tool in TOOLS.values()], **cached, **request.extra}
+    if request.method == "ping" and not request.modern:
+        return {}
+    if request.method == "server/discover" and request.modern:
+        versions = {"supportedVersions": list(MODERN_VERSIONS), "capabilities": {"tools": {"listChanged": False}}}
+        return {**versions, "instructions": _ABOUT, **cached, **request.extra}
+    status = 404 if request.modern else 200
+    raise Refused(METHOD_NOT_FOUND, f"method not found: {request.method}", status=status)
+
+
+def _listed(tool: Tool) -> JsonObject:
+    hints = {"readOnlyHint": tool.reads_only, "idempotentHint": tool.reads_only, "openWorldHint": False}
+    if not tool.reads_only:
+        hints["destructiveHint"] = tool.name == "abort_rollout"
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "inputSchema": tool.input_schema,
+        "outputSchema": tool.output_schema,
+        "annotations": hints,
+    }
+
+
+def _found(request: Request) -> Tool:
+    try:
+        return find(request.params.get("name"))
+    except ToolFailure as failure:
+        raise Refused(INVALID_PARAMS, failure.message, status=400 if request.modern else 200) from None
+
+
+async def _read(receive: Receive) -> bytes:
+    """The whole body; the gate before us has seen to it that it is not too long."""
+    parts = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _replayed(raw: bytes, receive: Receive) -> Receive:
+    """The request as if nobody had read it yet."""
+    fresh = True
+
+    async def replay() -> MutableMapping[str, Any]:
+        nonlocal fresh
+        if not fresh:
+            return await receive()
+        fresh = False
+        return {"type": "http.request", "body": raw, "more_body": False}
+
+    return replay
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    """Nothing to open, nothing to close."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,168 @@
+"""Runs the server: binds, opens the service, answers, and stops in order when asked to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import anyio
+import uvicorn
+from pydantic import Field
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from rollcage.errors import SetupError, UsageError
+from rollcage.server.admission import Keys, Limits, load_keys, loopback
+from rollcage.server.app import App, gated
+from rollcage.server.service import Service
+from rollcage.settings import Settings
+from rollcage.types import Value
+
+LAST_BYTES_S = 5
+"""How long answers that are being sent may take when the server stops."""
+
+
+class Options(Value):
+    """How a server is run."""
+
+    host: str = "127.0.0.1"
+    """Where it listens; anything but loopback needs keys."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """0 takes any that is free."""
+    limits: Limits = Limits()
+    """How much it takes on."""
+    api_key_file: Path | None = None
+    """Names and hashes of keys."""
+    insecure_no_key: bool = False
+    """Listens beyond loopback without any key."""
+    on_stop: Literal["abort", "finish"] = "abort"
+    """What becomes of rollouts when it is asked to stop."""
+    grace_s: float = Field(default=5, ge=0)
+    """How long rollouts may go on before they are aborted."""
+    max_body_mb: int = Field(default=32, ge=1)
+    """Largest body of a request."""
+    quiet: bool = False
+    """No request log."""
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are ours: rollouts come first."""
+        yield
+
+
+async def serve(settings: Settings, options: Options, ready: Callable[[str], None]) -> int:
+    """Serve until asked to stop; `ready` gets the address once it answers. Returns the exit code."""
+    keys = checked(settings, options)
+    _log_to_stderr(quiet=options.quiet)
+    with _listening(options.host, options.port) as listener:
+        async with Service.open(settings, limits=options.limits, callers=keys.callers()) as service:
+            app = App(service)
+            gate = gated(
+                app,
+                service,
+                keys=keys,
+                only_loopback=loopback(options.host),
+                max_body=options.max_body_mb << 20,
+            )
+            config = uvicorn.Config(
+                gate,
+                http=HttpToolsProtocol,
+                ws="websockets-sansio",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=LAST_BYTES_S,
+            )
+            server = _Server(config)
+            async with app.parts(), anyio.create_task_group() as tasks:
+                tasks.start_soon(_obey, service, server, options)
+                tasks.start_soon(_tell, server, lambda: ready(_address(options.host, listener)))
+                await server.serve(sockets=[listener])
+                tasks.cancel_scope.cancel()
+    return 0
+
+
+def checked(settings: Settings, options: Options) -> Keys:
+    """The keys; UsageError where these options make no safe server."""
+    for address in options.limits.allow_endpoints:
+        parts = urlsplit(address)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"--allow-endpoint: {address!r} is no address; it looks like https://host:8000/v1")
+    keys = load_keys(options.api_key_file, one=settings.server_key.get_secret_value())
+    if not keys and not loopback(options.host) and not options.insecure_no_key:
+        raise UsageError(
+            f"--host {options.host} lets other machines in, and there is no key: give --api-key-file (rollcage serve "
+            "--new-key NAME makes one), or set ROLLCAGE_SERVER_KEY, or say --insecure-no-key"
+        )
+    return keys
+
+
+async def _tell(server: uvicorn.Server, ready: Callable[[], None]) -> None:
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await anyio.sleep(0.005)
+    ready()
+
+
+async def _obey(service: Service, server: uvicorn.Server, options: Options) -> None:
+    """The first signal stops in order, the second leaves at once: boxes die with this process either way."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with anyio.create_task_group() as tasks:
+            stopping = False
+            async for number in signals:
+                if stopping:
+                    os._exit(128 + number)
+                stopping = True
+                print("rollcage: stopping; once more leaves at once", file=sys.stderr, flush=True)
+                tasks.start_soon(_stop, service, server, options)
+
+
+async def _stop(service: Service, server: uvicorn.Server, options: Options) -> None:
+    try:
+        await service.stop(options.on_stop, grace_s=options.grace_s)
+    finally:
+        server.should_exit = True
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        listener = socket.socket(family, kind)
+    except OSError as error:
+        raise UsageError(f"--host: {host!r} is no address of this machine: {error.strerror}") from error
+    with listener:
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(2048)
+            listener.setblocking(False)
+        except OSError as error:
+            remedy = "choose another --port, or 0 for any that is free"
+            raise SetupError(f"cannot listen on {host}:{port} ({error.strerror}): {remedy}") from error
+        yield listener
+
+
+def _address(host: str, listener: socket.socket) -> str:
+    port = listener.getsockname()[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _log_to_stderr(*, quiet: bool) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("rollcage.server")
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)

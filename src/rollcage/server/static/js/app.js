@@ -1,0 +1,119 @@
+// The shell: which view is shown, the bar above it, the keyboard.
+import { html, render, signal, useEffect, useRef } from "../vendor/preact.js";
+import { hasKey, link, locked, setKey } from "./api.js";
+import { Environments } from "./environments.js";
+import { RolloutView } from "./rollout.js";
+import { Runs } from "./runs.js";
+import { open, restart } from "./runs_store.js";
+import { Try } from "./try.js";
+
+const route = signal(location.hash);
+addEventListener("hashchange", () => (route.value = location.hash));
+
+const THEMES = ["auto", "light", "dark"];
+const theme = signal(localStorage.getItem("rollcage-theme") ?? "auto");
+function applyTheme() {
+  const chosen = theme.value === "auto" ? "light dark" : theme.value;
+  document.documentElement.style.colorScheme = chosen;
+  localStorage.setItem("rollcage-theme", theme.value);
+}
+applyTheme();
+
+const NAV = [
+  ["#/", "Runs"],
+  ["#/try", "Try"],
+  ["#/environments", "Environments"],
+];
+
+function Bar({ at }) {
+  const next = THEMES[(THEMES.indexOf(theme.value) + 1) % THEMES.length];
+  const said = { live: "Live", connecting: "Connecting", lost: "Connection lost, trying again", refused: "Refused" };
+  return html`<header class="bar">
+    <a class="brand" href="#/"><img src="icon.svg" alt="" width="24" height="24" />rollcage</a>
+    <nav aria-label="Views">
+      ${NAV.map(
+        ([href, name]) => html`<a href=${href} aria-current=${at === href ? "page" : undefined}>${name}</a>`,
+      )}
+    </nav>
+    <span class="link ${link.value}" role="status" title=${said[link.value]}><i></i><span>${said[link.value]}</span></span>
+    <button
+      class="quiet"
+      title=${`Colours: ${theme.value}; switch to ${next}`}
+      aria-label=${`Colours: ${theme.value}; switch to ${next}`}
+      onClick=${() => {
+        theme.value = next;
+        applyTheme();
+      }}
+    >
+      ${{ auto: "◐", light: "☀", dark: "☾" }[theme.value]}
+    </button>
+    ${hasKey() &&
+    html`<button class="quiet" onClick=${() => (setKey(""), location.reload())}>Log out</button>`}
+  </header>`;
+}
+
+function Login() {
+  const dialog = useRef();
+  const input = useRef();
+  useEffect(() => dialog.current.showModal(), []);
+  const enter = (event) => {
+    event.preventDefault();
+    setKey(input.current.value.trim());
+    dialog.current.close();
+    restart();
+    // The view asks again with the key.
+    dispatchEvent(new HashChangeEvent("hashchange"));
+  };
+  return html`<dialog ref=${dialog} class="login" onCancel=${(event) => event.preventDefault()}>
+    <form onSubmit=${enter}>
+      <h2>This server asks for a key</h2>
+      <p>Whoever runs it has one for you. It stays in this tab.</p>
+      <label>API key <input ref=${input} type="password" autocomplete="off" required autofocus /></label>
+      <button class="main">Log in</button>
+    </form>
+  </dialog>`;
+}
+
+function view(path) {
+  const [, name = "", id = "", part = ""] = path.split("?")[0].split("/");
+  if (name === "rollouts" && id) return html`<${RolloutView} key=${id} id=${id} part=${part || "transcript"} />`;
+  if (name === "try") return html`<${Try} />`;
+  if (name === "environments") return html`<${Environments} name=${id ? decodeURIComponent(id) : ""} />`;
+  return html`<${Runs} />`;
+}
+
+function App() {
+  const path = route.value || "#/";
+  const at = path.startsWith("#/try") ? "#/try" : path.startsWith("#/env") ? "#/environments" : "#/";
+  useEffect(() => open(), []);
+  return html`<${Bar} at=${at} />
+    <main>${view(path)}</main>
+    ${locked.value && html`<${Login} />`}`;
+}
+
+const typing = (target) => target.closest?.("input, textarea, select, [contenteditable]");
+
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "Escape") {
+    if (typing(event.target)) event.target.blur();
+    else if (location.hash.startsWith("#/rollouts/")) location.hash = "#/";
+    return;
+  }
+  if (typing(event.target)) return;
+  if (event.key === "/") {
+    const search = document.querySelector("input[type=search]");
+    if (search) {
+      event.preventDefault();
+      search.focus();
+    }
+  } else if (event.key === "j" || event.key === "k") {
+    dispatchEvent(new CustomEvent("rollcage-step", { detail: event.key === "j" ? 1 : -1 }));
+  } else if (event.key === "Enter" && event.target === document.body) {
+    dispatchEvent(new CustomEvent("rollcage-enter"));
+  }
+});
+
+const root = document.getElementById("app");
+root.replaceChildren();
+render(html`<${App} />`, root);

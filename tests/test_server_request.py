@@ -1,0 +1,197 @@
+"""From arguments to jobs, from a log to a transcript, and who may run: no server needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import anyio
+import pytest
+from pydantic import SecretStr
+
+from rollcage._hiding import hidden
+from rollcage._places import Places, Share
+from rollcage.errors import QueueFull
+from rollcage.events import AgentSaid, Ended, Entry, Event, Queued, Requeued, TurnEnded
+from rollcage.server.request import BadArgument, RolloutRequest, again, check_address, wanted
+from rollcage.server.transcript import transcript_of
+from rollcage.settings import Settings
+from rollcage.types import Endpoint, Job, Outcome, ScriptedTurn, Turn
+
+SETTINGS = Settings.from_environ(
+    {
+        "ROLLCAGE_HOME": "/nowhere",
+        "VLLM_URL": "http://engine:8000",
+        "OPENAI_API_KEY": "sk-of-the-server",
+        "HF_ROUTER_API_KEY": "hf-of-the-server",
+    }
+)
+
+
+def scripted(turns: Sequence[ScriptedTurn]) -> Endpoint:
+    return Endpoint(base_url="http://127.0.0.1:1/v1", model="scripted", key=SecretStr("s"), kind="scripted")
+
+
+def job_of(**arguments: object) -> Job:
+    return wanted(RolloutRequest.parsed({"instruction": "do it", **arguments}), SETTINGS, scripted=scripted).job
+
+
+def test_the_newer_shape_means_what_it_says() -> None:
+    job = job_of(
+        endpoint="vllm",
+        model="m",
+        setup=["a", "b"],
+        verify=["c"],
+        upload_files={"x.py": "1"},
+        disable_thinking=False,
+        max_tokens_cap=7,
+        top_logprobs=3,
+        agent_timeout_s=5,
+        timeout_s=50,
+        seed=9,
+        temperature=0.5,
+        template="big",
+        mode="black_box",
+    )
+    assert (job.task.setup, job.task.verify, job.task.files) == (("a", "b"), ("c",), {"x.py": "1"})
+    assert (job.model.base_url, job.model.model, job.model.kind) == ("http://engine:8000/v1", "m", "vllm")
+    sampling = job.model.sampling
+    assert (sampling.thinking, sampling.top_logprobs, sampling.seed, sampling.temperature) == (True, 3, 9, 0.5)
+    assert (job.task.limits.max_tokens_cap, job.task.limits.agent_timeout_s, job.task.limits.timeout_s) == (7, 5, 50)
+    assert (job.sandbox.template, job.mode) == ("big", "black_box")
+
+
+def test_the_older_shape_means_the_same() -> None:
+    job = job_of(
+        model_key="vllm://org/model",
+        vllm_url="http://mine:9/v1",
+        thinking=False,
+        setup_shell="pip list",
+        test_script="echo 1 > $REWARD_FILE",
+        task_id="t",
+    )
+    assert (job.model.base_url, job.model.model) == ("http://mine:9/v1", "org/model")
+    assert job.model.sampling.thinking is False
+    assert (job.task.setup, job.task.test_script, job.task.id) == (("pip list",), "echo 1 > $REWARD_FILE", "t")
+    router = job_of(model_key="hf-router://org/model:fast", hf_token="hf-mine")
+    assert (router.model.model, router.model.key.get_secret_value()) == ("org/model:fast", "hf-mine")
+
+
+def test_a_request_says_whether_a_later_server_could_run_it() -> None:
+    def because(**arguments: object) -> str:
+        request = RolloutRequest.parsed({"instruction": "x", **arguments})
+        return wanted(request, SETTINGS, scripted=scripted).not_resumable_because
+
+    assert because(endpoint="vllm") == because(endpoint="openai") == because(endpoint="scripted") == ""
+    assert "key" in because(endpoint="openai", api_key="sk-mine-alone")
+    assert "address" in because(endpoint="vllm", base_url="http://other:1")
+
+
+def test_a_job_out_of_the_log_gets_its_key_back_only_at_its_own_address() -> None:
+    job = job_of(endpoint="openai", temperature=0.25)
+    stored = Job.model_validate_json(job.model_dump_json())
+    assert stored.model.key.get_secret_value() == ""
+    back = again(stored, SETTINGS, scripted=scripted)
+    assert back.model == job.model
+    moved = stored.model_copy(update={"model": stored.model.model_copy(update={"base_url": "http://evil/v1"})})
+    with pytest.raises(Exception, match="another address"):
+        again(moved, SETTINGS, scripted=scripted)
+
+
+def test_a_key_of_the_server_is_used_at_the_server_s_address_only() -> None:
+    assert job_of(endpoint="openai").model.key.get_secret_value() == "sk-of-the-server"
+    with pytest.raises(BadArgument, match="server's own key") as error:
+        job_of(endpoint="openai", base_url="http://evil")
+    assert error.value.argument == "api_key"
+    assert job_of(endpoint="openai", base_url="http://evil", api_key="mine").model.key.get_secret_value() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed", "fits"),
+    [
+        ("http://a/v1", [], True),
+        ("http://a/v1", ["http://a"], True),
+        ("http://a:80/v1", ["http://a/v1"], True),
+        ("https://a/v1", ["http://a"], False),
+        ("http://a:81/v1", ["http://a"], False),
+        ("http://a.evil/v1", ["http://a"], False),
+        ("http://A/v1", ["http://a"], True),
+        ("http://a/x/v1", ["http://b", "http://a/x"], True),
+        ("http://a/xy/v1", ["http://a/x"], False),
+        ("http://a/x/../v1", ["http://a/x"], False),
+        ("http://a/x/%2e%2e/v1", ["http://a/x"], False),
+    ],
+)
+def test_an_address_is_allowed_by_its_origin_and_path(url: str, allowed: list[str], fits: bool) -> None:
+    if fits:
+        check_address(url, allowed)
+    else:
+        with pytest.raises(BadArgument, match="base_url"):
+            check_address(url, allowed)
+
+
+def log(*events: Event) -> list[Entry]:
+    return [Entry(rollout_id="r", seq=number, time=number, event=event) for number, event in enumerate(events, 1)]
+
+
+def said(kind: str, part: Mapping[str, object]) -> AgentSaid:
+    return AgentSaid(data={"type": kind, "sessionID": "ses_1", "timestamp": 5, "part": part})
+
+
+def test_a_transcript_has_the_instruction_and_what_the_agent_said_in_its_own_shape() -> None:
+    queued = Queued(job=job_of(endpoint="scripted"))
+    text = {"id": "prt_2", "messageID": "msg_1", "type": "text", "text": "hello"}
+    tool = {"id": "prt_1", "messageID": "msg_1", "type": "tool", "tool": "bash", "state": {"status": "completed"}}
+    messages = transcript_of(log(queued, said("tool_use", tool), said("text", text)))
+    assert [message.info["role"] for message in messages] == ["user", "assistant"]
+    assert messages[0].parts[0]["text"] == "do it"
+    assert messages[1].parts == [tool, text]
+    assert messages[1].info["sessionID"] == "ses_1"
+    odd = [AgentSaid(data={"type": 3}), AgentSaid(data={"type": "text", "part": [1]}), AgentSaid(data={})]
+    assert len(transcript_of(log(queued, *odd))) == 1
+
+
+def test_a_transcript_begins_anew_with_a_rollout_that_does_and_has_what_a_script_prints() -> None:
+    queued, printed = Queued(job=job_of(endpoint="scripted")), AgentSaid(data={"type": "stdout", "text": "hi\n"})
+    again_ = Requeued(owner="b", previous="a")
+    messages = transcript_of(log(queued, printed, again_, printed))
+    assert [part["text"] for message in messages for part in message.parts] == ["do it", "hi\n"]
+
+
+def test_what_echoes_a_key_is_logged_without_it_and_whole_turns_as_they_are() -> None:
+    key = "sk-0123456789"
+    ended = hidden(Ended(outcome=Outcome.MODEL_UNREACHABLE, error=f"wrong key {key}!"), key)
+    assert isinstance(ended, Ended) and ended.error == "wrong key [key]!"
+    heard = hidden(AgentSaid(data={"error": {"data": [f"x{key}"], key: 1}}), key)
+    assert isinstance(heard, AgentSaid) and key not in str(heard.data)
+    broken = TurnEnded(turn=Turn(index=0, request={}, status=401, error=f"said {key}", message={"content": key}))
+    cleaned = hidden(broken, key)
+    assert key not in cleaned.model_dump_json()
+    whole = TurnEnded(turn=Turn(index=0, request={}, status=200, message={"content": key}))
+    assert hidden(whole, key) is whole
+    assert hidden(Ended(outcome=Outcome.ABORTED, error="x"), "x").model_dump()["error"] == "x"
+
+
+async def test_places_go_to_who_came_first_but_nobody_waits_for_a_caller_at_its_limit() -> None:
+    places = Places(2, queue=3)
+    alice, bob = Share("alice", 1, 1), Share("bob")
+    first = places.take(alice)
+    second = places.take(alice)
+    assert (first.position, second.position) == (None, 1)
+    with pytest.raises(QueueFull, match="of this key"):
+        places.take(alice)
+    third, fourth = places.take(bob), places.take(bob)
+    assert (third.position, second.position, fourth.position) == (None, 1, 2)
+    fifth = places.take(bob)
+    with pytest.raises(QueueFull, match="3 rollouts wait"):
+        places.take(bob)
+    assert places.take(bob, always=True).position == 4
+    third.leave()
+    assert (fourth.position, second.position, fifth.position) == (None, 1, 2)
+    first.leave()
+    first.leave()
+    assert second.position is None
+    assert (places.running, places.waiting) == (2, 2)
+    with anyio.move_on_after(0.01):
+        async with fifth:
+            raise AssertionError("there was no place")
+    assert places.waiting == 1

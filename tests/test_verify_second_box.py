@@ -1,0 +1,111 @@
+"""A backend whose boxes cannot be rewound gives the same verdicts: verification starts from what setup left."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from rollcage.agents.shell import Shell
+from rollcage.errors import SandboxError
+from rollcage.events import BoxOpened, Rollout
+from rollcage.gateway import Gateway
+from rollcage.layers import Layer
+from rollcage.runner import Backends, Runner
+from rollcage.sandboxes.base import Process, Rewindable, Sandbox
+from rollcage.sandboxes.local import LocalProvider
+from rollcage.sandboxes.saved import saved
+from rollcage.store import Store
+from rollcage.testing import ScriptedModel
+from rollcage.types import HOME, AgentSpec, Job, Outcome, SandboxSpec, Task
+
+pytestmark = pytest.mark.anyio
+
+
+class PlainBox:
+    """A real box that offers nothing beyond the protocol."""
+
+    def __init__(self, box: Sandbox) -> None:
+        self._box, self.id, self.notes = box, box.id, box.notes
+
+    def spawn(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = HOME
+    ) -> AbstractAsyncContextManager[Process]:
+        return self._box.spawn(argv, env=env, cwd=cwd)
+
+    async def read(self, path: str, *, limit: int = 16 << 20) -> bytes:
+        return await self._box.read(path, limit=limit)
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        await self._box.write(path, data, mode=mode)
+
+    def listen(self, port: int) -> AbstractAsyncContextManager[socket.socket]:
+        return self._box.listen(port)
+
+
+class PlainProvider:
+    """Opens such boxes."""
+
+    name = "plain"
+
+    def __init__(self, provider: LocalProvider) -> None:
+        self._provider = provider
+
+    def check(self, spec: SandboxSpec) -> None:
+        pass
+
+    @asynccontextmanager
+    async def open(self, spec: SandboxSpec, layers: Sequence[Layer] = ()) -> AsyncIterator[Sandbox]:
+        async with self._provider.open(spec, layers) as box:
+            yield PlainBox(box)
+
+
+async def _play(task: Task, store: Store, state_dir: Path, model: ScriptedModel) -> Rollout:
+    async with Gateway.open() as gateway, LocalProvider(state_dir) as local:
+        backends = Backends(providers={"plain": PlainProvider(local)}, agents={"shell": Shell()}, gateway=gateway)
+        async with Runner.open(store, backends) as runner:
+            spec = SandboxSpec(backend="plain", disk_mb=64)
+            job = Job(task=task, model=model.endpoint(()), agent=AgentSpec(name="shell"), sandbox=spec)
+            return await runner.wait(await runner.start(job))
+
+
+async def test_verification_sees_setup_and_the_workdir_and_nothing_else(
+    store: Store, state_dir: Path, model: ScriptedModel
+) -> None:
+    plant = "echo done > work.txt; echo planted > ~/plant; echo changed > ~/tool; rm ~/other; touch ~/.cache/x"
+    task = Task(
+        instruction=plant,
+        setup=(
+            "mkdir -p ~/.cache; echo original > ~/tool; echo other > ~/other; ln -s tool ~/link; echo s > made.txt",
+        ),
+        verify=(
+            "grep -qx done work.txt",
+            "test ! -e ~/plant && test ! -e ~/.cache/x",
+            "grep -qx original ~/tool && grep -qx other ~/other && test -L ~/link",
+            "grep -qx s made.txt",
+        ),
+    )
+    rollout = await _play(task, store, state_dir, model)
+    assert rollout.outcome is Outcome.SUCCEEDED, rollout.error
+    assert [result.exit_code for result in rollout.verify] == [0, 0, 0, 0]
+    opened = [entry.event for entry in await store.read(rollout.id) if isinstance(entry.event, BoxOpened)]
+    assert [event.fresh for event in opened] == [False, True] and opened[0].sandbox_id != opened[1].sandbox_id
+    assert rollout.patch is not None and "+done" in rollout.patch and "made.txt" not in rollout.patch
+
+
+async def test_such_a_box_is_really_not_rewindable(state_dir: Path) -> None:
+    async with LocalProvider(state_dir) as local, PlainProvider(local).open(SandboxSpec()) as box:
+        assert not isinstance(box, Rewindable)
+
+
+async def test_a_home_too_large_to_save_is_a_clear_error(state_dir: Path) -> None:
+    async with LocalProvider(state_dir) as local, local.open(SandboxSpec()) as box:
+        await box.write(f"{HOME}/large", bytes(3 << 20))
+        with pytest.raises(SandboxError, match="larger than 2 MB after setup"):
+            async with saved(box, limit=2 << 20):
+                pass
+        async with saved(box, without=[f"{HOME}/large"], limit=2 << 20):
+            pass
