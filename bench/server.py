@@ -144,7 +144,10 @@ async def web_socket(address: str, tool: str, arguments: dict[str, Any], stack: 
 
 async def posted(address: str, tool: str, arguments: dict[str, Any], stack: AsyncExitStack) -> Call:
     """A client that posts tool calls to /mcp over a connection of its own."""
-    http = await stack.enter_async_context(httpx.AsyncClient(base_url=address, verify=False, timeout=120))
+    # Servers drop connections that are idle for 5 s; one that is about to be dropped is not used again.
+    limits = httpx.Limits(keepalive_expiry=3)
+    client = httpx.AsyncClient(base_url=address, verify=False, timeout=120, limits=limits)
+    http = await stack.enter_async_context(client)
     headers = {"accept": "application/json, text/event-stream"}
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments}}
     opening = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}

@@ -24,7 +24,10 @@ def shell(script: str, **more: Any) -> dict[str, Any]:
 
 @contextmanager
 def served(home: Path, *, port: int = 0, sessions: int = 64) -> Iterator[str]:
-    """The server as a process of its own; its address. It is killed at the end, as by a power cut."""
+    """The server as a process of its own; its address. It is killed at the end, as by a power cut.
+
+    Without any `sessions` there is no environment, and it starts the sooner.
+    """
     options = ["--home", str(home), "--port", str(port), "--sessions", str(sessions)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OPENENV_", "ENABLE_WEB"))}
     with subprocess.Popen([sys.executable, __file__, *options], stdout=subprocess.PIPE, env=environment) as process:
@@ -37,16 +40,28 @@ def served(home: Path, *, port: int = 0, sessions: int = 64) -> Iterator[str]:
             process.send_signal(signal.SIGKILL)
 
 
+def _environment(service: Any, sessions: int) -> Any:
+    if sessions:
+        from rollcage.server import environment
+
+        return environment.build(service, sessions=sessions)
+
+    async def nothing(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("there is no environment here")
+
+    return nothing
+
+
 async def main(home: str, port: int, sessions: int) -> None:
     import uvicorn
 
-    from rollcage.server import environment, mcp
+    from rollcage.server import mcp
     from rollcage.server.service import Service
     from rollcage.settings import Settings
 
     settings = Settings.from_environ({**os.environ, "ROLLCAGE_HOME": home})
     async with Service.open(settings) as service:
-        gym = environment.build(service, sessions=sessions)
+        gym = _environment(service, sessions)
         tools = mcp.build(service, gym, keep_alive_s=0.3)
 
         async def app(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
@@ -54,7 +69,7 @@ async def main(home: str, port: int, sessions: int) -> None:
             await (tools if mine else gym)(scope, receive, send)
 
         listener = socket.create_server(("127.0.0.1", port))
-        config = uvicorn.Config(app, log_level="warning", lifespan="on", http="httptools", ws="websockets-sansio")
+        config = uvicorn.Config(app, log_level="warning", lifespan="auto", http="httptools", ws="websockets-sansio")
         print(listener.getsockname()[1], flush=True)
         await uvicorn.Server(config).serve([listener])
 

@@ -30,6 +30,7 @@ from rollcage.testing import ScriptedModel
 from rollcage.types import HOME, AgentSpec, Job, Limits, Outcome, SandboxSpec, ScriptedCall, ScriptedTurn, Task
 from systems import MARK, a_system
 
+SYSTEM, BARE = "localhost/rollcage-test/system:one", "localhost/rollcage-test/bare:one"
 QUICK = ("hardening",)
 """The families that are tried every time; all others take longer, and CI tries them too."""
 
@@ -55,6 +56,9 @@ async def provider(address: str, state: Path) -> AsyncIterator[ContainerProvider
 async def engine(address: str) -> AsyncIterator[Engine]:
     opened = await Engine.open([address])
     yield opened
+    for name in (SYSTEM, BARE):
+        if await opened.has_image(name):
+            await opened.remove_image(name)
     opened.close()
 
 
@@ -100,8 +104,8 @@ async def test_a_template_is_an_image_and_brings_its_own_system(
 ) -> None:
     system = _packed(a_system(tmp_path / "system", python=True))
     given = {"GREETING": "salut", "HOME": "/root"}
-    await engine.import_tree(system, "localhost/rollcage-test/system:one", env=given)
-    spec = SandboxSpec(backend="container", template="localhost/rollcage-test/system:one")
+    await engine.import_tree(system, SYSTEM, env=given)
+    spec = SandboxSpec(backend="container", template=SYSTEM)
     async with provider.open(spec) as box:
         assert MARK in (await run(box, ["cat", "/etc/os-release"])).stdout.text
         assert (await run(box, ["git", "--version"])).code == 127, "nothing of the host's programs"
@@ -112,9 +116,9 @@ async def test_a_template_is_an_image_and_brings_its_own_system(
 async def test_an_image_that_cannot_be_a_box_is_named_with_the_reason(
     provider: ContainerProvider, engine: Engine, tmp_path: Path
 ) -> None:
-    await engine.import_tree(_packed(a_system(tmp_path / "system")), "localhost/rollcage-test/bare:one")
-    with pytest.raises(SetupError, match=r"localhost/rollcage-test/bare:one.* python3"):
-        async with provider.open(SandboxSpec(backend="container", template="localhost/rollcage-test/bare:one")):
+    await engine.import_tree(_packed(a_system(tmp_path / "system")), BARE)
+    with pytest.raises(SetupError, match=rf"{BARE}.* python3"):
+        async with provider.open(SandboxSpec(backend="container", template=BARE)):
             pass
     with pytest.raises(UsageError, match=r"template 'localhost/nowhere:x': no such image"):
         async with provider.open(SandboxSpec(backend="container", template="localhost/nowhere:x")):
@@ -173,14 +177,20 @@ async def test_daemons_die_with_their_command_and_other_commands_go_on(provider:
 async def test_a_command_whose_supervisor_is_killed_dies_too(provider: ContainerProvider) -> None:
     async with provider.open(SandboxSpec()) as box, box.spawn(["bash", "-c", "sleep 1006 & echo; wait"]) as process:
         await process.stdout.receive()
-        [command] = living("sleep 1006 & echo")
-        status = Path(f"/proc/{command}/status").read_text()
-        os.kill(int(status.partition("PPid:")[2].split()[0]), signal.SIGKILL)
+        # bash, and what it has forked but is not `sleep` yet
+        named = living("sleep 1006 & echo")
+        [supervisor] = {parent_of(pid) for pid in named} - set(named)
+        os.kill(supervisor, signal.SIGKILL)
         with anyio.fail_after(30):
             assert await process.wait() == 137
             while living("sleep\x001006"):
                 await anyio.sleep(0.01)
         assert (await run(box, ["true"])).code == 0, "the box goes on"
+
+
+def parent_of(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("PPid:")[2].split()[0])
 
 
 CRASHING = """

@@ -34,11 +34,10 @@ from rollcage.testing import E2BRuntime, ScriptedModel
 from rollcage.types import HOME, Job, Limits, Outcome, SandboxSpec, ScriptedCall, ScriptedTurn, Task
 
 SPEC = SandboxSpec(backend="e2b")
-HEAVY = {"files.large", "processes.output", "processes.unread", "lifecycle.fifty", "listen.slow_reader"} | {
-    "listen.slow_server",
-    "listen.bodies",
-    "listen.many",
-}
+HEAVY = frozenset(
+    "files.large files.names processes.output processes.unread processes.timeouts lifecycle.fifty "
+    "lifecycle.descriptors listen.slow_reader listen.slow_server listen.bodies listen.many".split()
+)
 """Run where everything is run."""
 
 

@@ -176,11 +176,21 @@ async def test_a_boot_that_is_too_slow_is_given_up_and_undone(fleet: FleetRuntim
 
 
 async def test_an_instance_that_still_boots_when_the_service_answers_is_waited_for(fleet: FleetRuntime) -> None:
-    fleet.faults.boot_s = 1.5
-    # A short deadline leaves the service 30 s less than nothing to wait, so it answers at once.
-    async with rollcage.fleet.open(KEY, api_key=fleet.key, base_url=fleet.base_url, boot_timeout_s=20) as env:
+    fleet.faults.boot_s = 1.2
+    async with opened(fleet, service_wait_s=0) as env:
         assert fleet.instance().id == env.instance_id
         assert fleet.instance().status == "running"
+
+
+async def test_an_instance_of_a_shared_run_that_boots_too_slowly_is_ended_alone(fleet: FleetRuntime) -> None:
+    async with rollcage.fleet.open(KEY, api_key=fleet.key, base_url=fleet.base_url, run_id="ours") as kept:
+        fleet.faults.boot_s = 60
+        with pytest.raises(BootTooSlow):
+            async with rollcage.fleet.open(
+                KEY, api_key=fleet.key, base_url=fleet.base_url, run_id="ours", boot_timeout_s=1.5, service_wait_s=0
+            ):
+                pass
+        assert [instance.id for instance in fleet.running] == [kept.instance_id]
 
 
 async def test_an_instance_that_fails_to_boot_is_told(fleet: FleetRuntime) -> None:
@@ -339,7 +349,10 @@ async def run_script(home: Path, fleet: FleetRuntime, script: str) -> subprocess
         return await anyio.run_process([sys.executable, "-c", script], env=env, check=False)
 
 
-@pytest.mark.parametrize("ending", ["orch.close(); orch.close()", "sys.exit(0)", "raise SystemExit(3)"])
+KEPT = "import builtins; builtins.kept = [orch, tools]; sys.exit(3)"  # nothing collects these before the very end
+
+
+@pytest.mark.parametrize("ending", ["orch.close(); orch.close()", "del orch", KEPT])
 async def test_the_published_walkthrough_runs_and_leaves_nothing(
     fleet: FleetRuntime, tmp_path: Path, ending: str
 ) -> None:

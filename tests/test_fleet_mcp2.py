@@ -28,7 +28,9 @@ def test_the_tools_work_with_mcp_two(tmp_path: Path) -> None:
     versions = "import importlib.metadata as m; print(m.version('mcp'), m.version('fastmcp'))"
     found = subprocess.run([str(python), "-c", versions], capture_output=True, text=True, check=True).stdout
     assert found.startswith("2.")
-    files = [str(ROOT / "tests" / name) for name in ("test_fleet_tools.py", "test_fleet_values.py")]
+    files = [
+        str(ROOT / "tests" / name) for name in ("test_fleet_tools.py", "test_fleet_values.py", "test_fleet_bridge.py")
+    ]
     tests = subprocess.run(
         [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), *files],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},

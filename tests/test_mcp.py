@@ -291,10 +291,10 @@ async def test_nobody_reaches_the_environments_controls_over_mcp(http: httpx.Asy
 
 async def test_an_open_session_outlives_the_server(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        with served(tmp_path) as url:
+        with served(tmp_path, sessions=0) as url:
             client = await official(stack, url)
             first = await client.call_tool("run_rollout", shell("true"))
-        with served(tmp_path, port=int(url.rpartition(":")[2])):
+        with served(tmp_path, port=int(url.rpartition(":")[2]), sessions=0):
             rollout = {"rollout_id": first.structuredContent["rollout_id"]}
             again = await client.call_tool("finalize_rollout", rollout)
             assert again.structuredContent == first.structuredContent
@@ -312,6 +312,8 @@ async def test_what_is_no_request_is_refused_as_the_protocol_says(http: httpx.As
     unknown = await http.post("/mcp", json=request("tools/call", {"name": "rm"}))
     assert unknown.json()["error"]["code"] == -32602
     assert (await http.post("/mcp", json=request("prompts/list"))).json()["error"]["code"] == -32601
+    odd = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": [1]}}
+    assert (await http.post("/mcp", json=odd)).status_code == 202
     half = await http.post("/mcp", content=rb'{"jsonrpc":"2.0","id":"\ud800","method":"ping"}')
     assert half.content == rb'{"jsonrpc":"2.0","id":"\ud800","result":{}}'
     assert (await http.post("/mcp", json={"jsonrpc": "2.0", "method": "notifications/initialized"})).status_code == 202

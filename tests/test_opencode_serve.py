@@ -219,3 +219,10 @@ async def test_configuration_reaches_the_server(play: Play) -> None:
 async def test_a_driver_it_does_not_have_is_named(backends: Backends) -> None:
     with pytest.raises(UsageError, match=r"driver 'telepathy'.*run and serve"):
         backends.agents["opencode"].check(AgentSpec(driver="telepathy"))
+
+
+@pytest.mark.slow
+async def test_a_model_that_never_answers_gives_null_though_the_call_is_broken_off_by_us(play: Play) -> None:
+    task = TASK.model_copy(update={"limits": Limits(agent_timeout_s=25, verify_timeout_s=30)})
+    rollout = await play(task, agent=SERVE, script=(ScriptedTurn(text="never", delay_s=600),))
+    assert (rollout.outcome, rollout.reward) == (Outcome.MODEL_UNREACHABLE, None)

@@ -209,8 +209,10 @@ async def test_the_typed_client_has_every_tool(server: str) -> None:
         assert (await env.get_state(started.rollout_id)).outcome is None
         assert (await env.get_messages(started.rollout_id)).rollout_id == started.rollout_id
         assert (await env.subscribe_events(started.rollout_id)).events[0].seq == 1
+        assert (await env.finalize_rollout(started.rollout_id, wait_s=0)).outcome is None
         assert (await env.abort_rollout(started.rollout_id)).aborted
-        assert (await env.finalize_rollout(started.rollout_id)).outcome == "aborted"
+        for _ in range(2):
+            assert (await env.finalize_rollout(started.rollout_id)).outcome == "aborted"
         state = await env.state()
         assert (state.episode_id, state.rollouts_completed, state.last_task_id) == ("typed", 2, "held")
         with pytest.raises(ToolCallFailed, match="instruction") as failed:
@@ -338,12 +340,14 @@ async def test_openenvs_runtime_graders_pass_on_the_live_server(server: str) -> 
 
 def test_openenv_validate_passes_on_this_project(tmp_path: Path) -> None:
     """On a copy: other tests may write into the checkout meanwhile, which the validator takes for tampering."""
+    from openenv.cli.__main__ import app
+    from typer.testing import CliRunner
+
     for name in ("openenv.yaml", "Dockerfile", "pyproject.toml", "README.md"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
-    program = [str(Path(sys.executable).with_name("openenv")), "validate", ".", "--json"]
-    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    report = json.loads(done.stdout)
+    done = CliRunner().invoke(app, ["validate", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.output)
     assert {each["check_id"]: each["status"] for each in report["results"]}["static.manifest"] == "pass"
     assert report["manifest"]["capabilities"]["declared_tools"] == list(_tools())
 

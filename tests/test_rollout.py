@@ -95,7 +95,7 @@ async def test_the_real_key_and_the_host_are_nowhere_in_the_box(play: Play, mode
     rollout = await play(Task(instruction="look"), endpoint=endpoint)
     assert rollout.outcome is Outcome.SUCCEEDED, rollout.error
     seen = str(rollout.said)
-    assert "OPENCODE_CONFIG_CONTENT" in seen, "the cheat did look"
+    assert "OPENCODE_CONFIG" in seen, "the cheat did look"
     assert endpoint.key.get_secret_value() not in seen
     assert endpoint.base_url not in seen
 

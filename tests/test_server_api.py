@@ -279,7 +279,8 @@ async def test_many_follow_at_once_and_all_see_the_same(server: Served) -> None:
 async def test_the_server_keeps_to_its_document_whatever_is_sent(tmp_path: Path) -> None:
     # Arguments can be well-formed and still ask for what this server does not have; and "3" is taken for 3.
     apart = "positive_data_acceptance,negative_data_rejection"
-    async with served(tmp_path, "--at-once", "1", "--queue", "2") as server:
+    async with served(tmp_path, "--at-once", "1", "--queue", "2") as server, server.http() as http:
+        await http.get("/openapi.json")  # it waits for slow imports, longer than schemathesis does
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--workers", "1"]
         command += ["--include-path-regex", "^/(rollouts|health|metrics)", "--exclude-path-regex", "/events$"]
         command += ["--exclude-checks", apart, "--request-timeout", "20", "--max-examples", "30"]

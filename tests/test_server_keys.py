@@ -133,6 +133,19 @@ async def test_a_key_at_its_limit_waits_without_holding_up_the_others(tmp_path: 
                 await anyio.sleep(0.05)
 
 
+ASK = """python3 - <<'EOF'
+import json, os, urllib.error, urllib.request
+body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": "speak"}]}).encode()
+headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+try:
+    urllib.request.urlopen(request)
+except urllib.error.HTTPError as error:
+    print(error.code, error.read().decode())
+EOF"""
+"""An agent that asks its model once, and prints the refusal."""
+
+
 class Echo(BaseHTTPRequestHandler):
     """A model server that repeats, in its refusal, the key it was sent."""
 
@@ -143,13 +156,16 @@ class Echo(BaseHTTPRequestHandler):
         self._refuse()
 
     def do_GET(self) -> None:
-        self._refuse()
+        self._answer(200, {"object": "list", "data": [{"id": "m", "object": "model"}]})
 
     def _refuse(self) -> None:
         key = self.headers.get("authorization", "")
         Echo.seen.append(key)
-        body = json.dumps({"error": {"message": f"wrong key: {key}", "type": "invalid_request_error"}}).encode()
-        self.send_response(401)
+        self._answer(401, {"error": {"message": f"wrong key: {key}", "type": "invalid_request_error"}})
+
+    def _answer(self, status: int, document: object) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -175,9 +191,9 @@ async def test_a_key_in_the_arguments_is_never_stored_logged_or_said_again(tmp_p
     home, said = tmp_path / "home", []
     async with served(home) as server, server.http() as http:
         bodies = [
-            {"instruction": "x", "base_url": echo, "api_key": SECRET, "model": "m", "agent": "shell"},
+            {"instruction": ASK, "base_url": echo, "api_key": SECRET, "model": "m", "agent": "shell"},
             {
-                "instruction": "x",
+                "instruction": ASK,
                 "model_key": "hf-router://a:b",
                 "hf_token": SECRET,
                 "base_url": echo,
@@ -221,7 +237,7 @@ async def test_the_server_s_own_key_never_goes_to_an_address_that_a_caller_names
             assert (answer.status_code, answer.json()["argument"]) == (422, "api_key"), answer.text
             assert "goes only to the server's own address" in answer.json()["error"]
         for body in ({"endpoint": "vllm", "base_url": echo}, {"model_key": "vllm://a", "vllm_url": echo}):
-            answer = await http.post("/rollouts", json={"instruction": "x", "agent": "shell", **body})
+            answer = await http.post("/rollouts", json={"instruction": ASK, "agent": "shell", **body})
             assert answer.status_code == 201
             await http.get(f"/rollouts/{answer.json()['rollout_id']}/result?wait_s=60")
     assert Echo.seen

@@ -23,7 +23,7 @@ def hidden(event: Event, secret: str) -> Event:
         if event.turn.error is None and event.turn.status == 200:
             return event
         turn = event.turn
-        parts = {"error": turn.error, "message": turn.message}
+        parts = turn.model_dump(include={"error", "message", "untrainable_reason", "usage", "finish_reason"})
         if secret not in json.dumps(parts, ensure_ascii=False, default=str):
             return event
         return TurnEnded(turn=turn.model_copy(update=_without(parts, secret)))

@@ -241,6 +241,8 @@ class Runner:
             await self._enter(orphan.id, requeued, job, parts, self.places.take(share, always=True))
         except StoreError:
             return False
+        if await self._store.read(orphan.id, kinds=("abort_requested",), limit=1):
+            self._stop(orphan.id)
         return True
 
     async def give_up(self, orphan: Summary, why: str) -> None:

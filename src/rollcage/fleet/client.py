@@ -44,9 +44,9 @@ async def open(env_key: str, *, api_key: str | SecretStr = "", **options: Any) -
     run_id = chosen.run_id or f"rollcage-{uuid.uuid4().hex}"
     async with httpx.AsyncClient(timeout=chosen.request_timeout_s) as http:
         client = sdk.fleet(key, base_url, http)
-        instance: sdk.Instance | None = None
+        made: list[sdk.Instance] = []
         try:
-            instance = await sdk.provision(client, env_key, chosen, run_id)
+            instance = await sdk.provision(client, env_key, chosen, run_id, made)
             tools = FleetMCPTools(key, chosen.endpoints or discovered(instance), chosen)
             environment = RemoteEnvironment(client, instance, tools, chosen)
             beating = asyncio.ensure_future(_beat(environment, instance, chosen))
@@ -56,8 +56,8 @@ async def open(env_key: str, *, api_key: str | SecretStr = "", **options: Any) -
             finally:
                 beating.cancel()
         except BaseException as error:
-            if instance is not None or not isinstance(error, KeyRefused | UnknownEnvironment | QuotaReached):
-                failure = await _release(client, instance, "" if chosen.run_id else run_id)
+            if made or not isinstance(error, KeyRefused | UnknownEnvironment | QuotaReached):
+                failure = await _release(client, made[0] if made else None, "" if chosen.run_id else run_id)
                 if failure:
                     error.add_note(failure)
             raise

@@ -105,11 +105,15 @@ async def instances(client: Fleet) -> list[Instance]:
     return [one for one in listed if one.status in ("pending", "running")]
 
 
-async def provision(client: Fleet, env_key: str, options: Options, run_id: str) -> Instance:
-    """An instance that runs, within `boot_timeout_s`; creation is repeated only where the service says that helps."""
+async def provision(client: Fleet, env_key: str, options: Options, run_id: str, made: list[Instance]) -> Instance:
+    """An instance that runs, within `boot_timeout_s`; creation is repeated only where the service says that helps.
+
+    What was created is in `made` as soon as it is known, so that it can be released even if it never runs.
+    """
     seconds = options.boot_timeout_s
     with anyio.move_on_after(seconds):
         instance = await _created(client, env_key, options, run_id)
+        made.append(instance)
         while instance.status == "pending":
             await anyio.sleep(POLL_S)
             with told(f"look at instance {instance.instance_id}", env_key):
@@ -142,6 +146,7 @@ async def _created(client: Fleet, env_key: str, options: Options, run_id: str) -
                     run_id=run_id,
                     heartbeat_interval=options.heartbeat_interval,
                     timeout=timeout,
+                    max_wait_seconds=options.service_wait_s,
                 )
         except FleetError as error:
             if tried == TRIES or error.__cause__ is None or not retryable(error.__cause__):

@@ -77,7 +77,7 @@ class Session:
         parameters = {
             "protocolVersion": PROTOCOL,
             "capabilities": {},
-            "clientInfo": {"name": "rollcage", "version": _version()},
+            "clientInfo": {"name": "rollcage", "version": own_version()},
         }
         result = await self.request("initialize", parameters)
         self.protocol = str(result.get("protocolVersion", ""))
@@ -262,7 +262,8 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
-def _version() -> str:
+def own_version() -> str:
+    """What we call ourselves."""
     try:
         return version("rollcage")
     except PackageNotFoundError:

@@ -34,11 +34,14 @@ class Options(Value):
     """The service stops the instance after this time, whatever happens."""
     run_id: str | None = None
     """Groups instances. Where it is not given each instance gets one of its own, by which a creation that was
-    interrupted is found and undone."""
+    interrupted is found and undone; where it is given, such a one is left to its heartbeats and ttl."""
     heartbeat_interval: int | None = Field(default=60, gt=0)
     """Seconds without a heartbeat after which the service may stop the instance; none: it does not watch."""
     boot_timeout_s: float = Field(default=900.0, gt=0)
     """The time until the instance runs, retries included."""
+    service_wait_s: int | None = Field(default=None, ge=0)
+    """How long the service waits for the boot before it answers; after that, the instance is looked at until it runs.
+    None: as long as there is time."""
     retry_wait_s: float = Field(default=2.0, gt=0)
     """The pause before a creation that the service calls retryable is asked for again; it doubles each time."""
     request_timeout_s: float = Field(default=60.0, gt=0)

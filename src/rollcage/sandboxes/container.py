@@ -27,6 +27,7 @@ from rollcage.types import HOME, SandboxSpec
 OWNER = "rollcage.owner"
 """The label that says which process a container belongs to: the path of a folder whose lock that process holds."""
 _STATE = "rollcage.state"
+_PROGRAM = ("__init__.py", "attendant.py", "furnish.py", "kernel.py", "supervisor.py")
 _START = "import sys; sys.path.insert(0, '/run/rollcage'); from inside.attendant import main; main()"
 _COMMAND = ("python3", "-I", "-S", "-B", "-c", _START, "/run/rollcage/line/socket", HOME)
 _START_TIMEOUT_S = 60
@@ -163,8 +164,8 @@ class _Owner:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         inside = self.folder / "inside"
         inside.mkdir()
-        for source in (Path(__file__).parent / "inside").glob("*.py"):
-            (inside / source.name).write_bytes(source.read_bytes())
+        for name in _PROGRAM:
+            (inside / name).write_bytes((Path(__file__).parent / "inside" / name).read_bytes())
         for name, text in _FILES.items():
             (self.folder / name).write_text(text)
         for path in (inside, *inside.iterdir(), *(self.folder / name for name in _FILES)):

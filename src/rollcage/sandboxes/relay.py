@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import cast
 
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
@@ -23,6 +22,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 from rollcage.errors import SandboxError, SandboxLost
 from rollcage.sandboxes.base import Process, Sandbox, Tail
 from rollcage.sandboxes.inside import relay as frames
+from rollcage.sandboxes.relay_stream import Stream
 
 _PROGRAM = Path(frames.__file__).read_text()
 _START_TIMEOUT_S = 60.0
@@ -52,7 +52,7 @@ async def relayed(box: Sandbox, port: int) -> AsyncIterator[socket.socket]:
             async with box.spawn(command, cwd="/") as process:
                 link = Link(process, path)
                 try:
-                    await link.ready(port)
+                    await _ready(link, process, port)
                     yield listener
                 finally:
                     failure = link.failure
@@ -60,6 +60,15 @@ async def relayed(box: Sandbox, port: int) -> AsyncIterator[socket.socket]:
                         await link.close()
                 if failure and not await _is_lost(process):
                     raise SandboxError(f"the relay for port {port} in the box broke: {failure}")
+
+
+async def _ready(link: Link, process: Process, port: int) -> None:
+    try:
+        await link.ready(port)
+    except SandboxError as error:
+        if link.failure and await _is_lost(process):
+            raise SandboxLost(f"cannot listen on port {port} in the box: it is gone") from error
+        raise
 
 
 async def _is_lost(process: Process) -> bool:
@@ -77,7 +86,7 @@ class Link:
 
     def __init__(self, process: Process, path: str) -> None:
         self._process, self._path = process, path
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, Stream] = {}
         self._last = 0
         self._out: deque[bytes] = deque()
         self._out_size = 0
@@ -225,12 +234,12 @@ class Link:
         if len(self._streams) >= frames.MOST_STREAMS * 2:
             raise ValueError("too many streams")
         self._last = number
-        stream = self._streams[number] = _Stream(self, number)
+        stream = self._streams[number] = Stream(self, number)
         task = asyncio.create_task(self._connect(stream))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    async def _connect(self, stream: _Stream) -> None:
+    async def _connect(self, stream: Stream) -> None:
         loop = asyncio.get_running_loop()
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -252,142 +261,3 @@ class Link:
         except BaseException:
             sock.close()
             raise
-
-
-class _Stream(asyncio.Protocol):
-    """One connection: ours to the caller's listener, joined to one in the box."""
-
-    def __init__(self, link: Link, number: int) -> None:
-        self._link, self.number = link, number
-        self._transport: asyncio.Transport | None = None
-        self._credit = self._room = frames.WINDOW
-        self._held, self._slow, self._owed = bytearray(), True, 0
-        self._unsent: deque[bytes] = deque()
-        self._paused = False
-        self._told_all = self._heard_all = self._said_all = self._over = False
-        # In this order: the box has said its last; so has our side; the box knows that; there is nothing more to do.
-
-    # What the relay says.
-
-    def obey(self, kind: int, payload: bytes) -> None:
-        """A frame for this stream."""
-        if kind == frames.DATA:
-            self._room -= len(payload)
-            if self._told_all or self._room < 0:
-                raise ValueError(f"stream {self.number} sent more than it may")
-            self._held += payload
-            self._pass_on()
-        elif kind == frames.CREDIT:
-            (amount,) = frames.AMOUNT.unpack(payload) if len(payload) == frames.AMOUNT.size else (0,)
-            self._credit += amount
-            if not amount or self._credit > frames.WINDOW:
-                raise ValueError(f"stream {self.number} gave back more than it got")
-            self.go_on()
-        elif kind == frames.EOF:
-            self._told_all = True
-            self._pass_on()
-        else:
-            self.cut()
-            self._link.forget(self.number)
-
-    def _pass_on(self) -> None:
-        if self._slow or self._transport is None:
-            return
-        if self._held:
-            data = bytes(self._held)
-            self._held.clear()
-            self._owed += len(data)
-            self._transport.write(data)
-            if self._slow:
-                return
-        self._give_back()
-        if self._told_all and not self._transport.is_closing() and self._transport.can_write_eof():
-            with suppress(OSError):
-                self._transport.write_eof()
-            self._end_if_over()
-
-    def _give_back(self) -> None:
-        if self._owed:
-            self._room += self._owed
-            self._link.put(frames.CREDIT, self.number, frames.AMOUNT.pack(self._owed))
-            self._owed = 0
-
-    # What our side says.
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected to the caller's listener."""
-        self._transport = cast("asyncio.Transport", transport)
-        if self._over:
-            self._transport.abort()
-            return
-        # Whatever is not in the kernel's hands counts as not passed on.
-        self._transport.set_write_buffer_limits(high=0)
-        self._slow = False
-        self._pass_on()
-
-    def pause_writing(self) -> None:
-        """The caller reads slowly."""
-        self._slow = True
-
-    def resume_writing(self) -> None:
-        """The caller has read all there was."""
-        self._slow = False
-        if not self._over:
-            self._pass_on()
-
-    def data_received(self, data: bytes) -> None:
-        """The caller says something."""
-        for at in range(0, len(data), frames.MOST_DATA):
-            self._unsent.append(data[at : at + frames.MOST_DATA])
-        self.go_on()
-
-    def eof_received(self) -> bool:
-        """The caller has said its last, but may go on listening."""
-        self._heard_all = True
-        self.go_on()
-        return True
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The caller is gone."""
-        if self._over:
-            return
-        self._over = True
-        self._link.put(frames.RESET, self.number)
-        self._link.forget(self.number)
-
-    def go_on(self) -> None:
-        """Send what may be sent; read on, or wait, as there is room."""
-        if self._over:
-            return
-        while self._unsent and self._credit and not self._link.full:
-            data = self._unsent.popleft()
-            if len(data) > self._credit:
-                self._unsent.appendleft(data[self._credit :])
-                data = data[: self._credit]
-            self._credit -= len(data)
-            self._link.put(frames.DATA, self.number, data)
-        waits = bool(self._unsent) or not self._credit or self._link.full
-        if waits != self._paused and self._transport is not None and not self._heard_all:
-            self._paused = waits
-            if waits:
-                self._transport.pause_reading()
-            else:
-                self._transport.resume_reading()
-        if self._heard_all and not self._unsent and not self._said_all:
-            self._said_all = True
-            self._link.put(frames.EOF, self.number)
-            self._end_if_over()
-
-    def _end_if_over(self) -> None:
-        if self._told_all and self._said_all and not self._held and not self._over and self._transport is not None:
-            self._over = True
-            self._link.forget(self.number)
-            self._transport.close()
-
-    def cut(self) -> None:
-        """Break the connection off, in whatever state it is."""
-        self._over = True
-        self._held.clear()
-        self._unsent.clear()
-        if self._transport is not None:
-            self._transport.abort()

@@ -10,14 +10,26 @@ import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import anyio
 
 from rollcage.server.admission import caller_of
 from rollcage.server.mcp_answer import Answer, Receive, Send, error, result, tool_result
+from rollcage.server.mcp_request import (
+    CANCELLED,
+    HANDSHAKE_VERSIONS,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    MODERN_VERSIONS,
+    SERVER,
+    Refused,
+    Request,
+    malformed,
+    parsed,
+    speaks_mcp,
+)
 from rollcage.server.mcp_tools import TOOLS, Progress, Tool, ToolFailure, call, find
 from rollcage.server.service import Service
 from rollcage.types import JsonObject, Value
@@ -25,18 +37,9 @@ from rollcage.types import JsonObject, Value
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-"""Protocol versions that begin with `initialize`."""
-MODERN_VERSIONS = ("2026-07-28",)
-"""Protocol versions in which every request stands for itself."""
 KEEP_ALIVE_S = 15.0
 """A call that takes longer than this shows a sign of life as often."""
 
-PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
-HEADER_MISMATCH, UNSUPPORTED_VERSION, CANCELLED = -32020, -32022, -32800
-
-_VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
-_SERVER = {"name": "rollcage", "version": version("rollcage")}
 _ABOUT = (
     "Runs coding agents on tasks in isolated boxes and brings back rollouts: reward, tokens, files. run_rollout waits "
     "for the end; start_rollout returns at once, and get_state, get_messages, subscribe_events, abort_rollout and "
@@ -47,82 +50,6 @@ _ABOUT = (
 def build(service: Service, environment: App, *, keep_alive_s: float = KEEP_ALIVE_S) -> App:
     """The app that gets every request to /mcp; what is OpenEnv's it hands to `environment`."""
     return Endpoint(service, environment, keep_alive_s)
-
-
-class Refused(Exception):
-    """A request that is answered with a JSON-RPC error."""
-
-    def __init__(self, code: int, message: str, data: object = None, *, status: int = 200) -> None:
-        super().__init__(message)
-        self.code, self.message, self.data, self.status = code, message, data, status
-
-
-@dataclass(frozen=True)
-class Request:
-    """One JSON-RPC message with what its HTTP headers say."""
-
-    body: JsonObject
-    headers: Mapping[str, str]
-    modern: bool = False
-
-    @property
-    def id(self) -> object:
-        """Names it among the client's requests; null in a notification."""
-        return self.body.get("id")
-
-    @property
-    def method(self) -> str:
-        """What is asked for."""
-        method = self.body.get("method")
-        return method if isinstance(method, str) else ""
-
-    @property
-    def params(self) -> JsonObject:
-        """With what."""
-        params = self.body.get("params")
-        return params if isinstance(params, dict) else {}
-
-    @property
-    def meta(self) -> JsonObject:
-        """What goes with every request."""
-        meta = self.params.get("_meta")
-        return meta if isinstance(meta, dict) else {}
-
-    @property
-    def progress_token(self) -> str | int | None:
-        """Given where the client wants to hear how it goes."""
-        token = self.meta.get("progressToken")
-        return token if isinstance(token, str | int) and not isinstance(token, bool) else None
-
-    @property
-    def session(self) -> str:
-        """The client's session; empty where it has none."""
-        return self.headers.get("mcp-session-id", "")
-
-    @property
-    def takes_large_events(self) -> bool:
-        """Whether the client reads events above 1 MiB. Those on httpx2 break off there; results are often longer."""
-        return "httpx2" not in self.headers.get("user-agent", "")
-
-    @property
-    def extra(self) -> JsonObject:
-        """What every result of the modern protocol carries."""
-        return (
-            {"resultType": "complete", "_meta": {"io.modelcontextprotocol/serverInfo": _SERVER}} if self.modern else {}
-        )
-
-
-def speaks_mcp(headers: Mapping[str, str], body: object) -> bool:
-    """Whether a POST is MCP; otherwise it is OpenEnv's JSON-RPC subset, which shares the address."""
-    method, params = (body.get("method"), body.get("params")) if isinstance(body, dict) else (None, None)
-    method = method if isinstance(method, str) else ""
-    if method.startswith("openenv/") or (isinstance(params, dict) and "session_id" in params):
-        return False
-    if "mcp-session-id" in headers or "mcp-protocol-version" in headers:
-        return True
-    if "text/event-stream" in headers.get("accept", ""):
-        return True
-    return method in ("initialize", "ping", "server/discover") or method.startswith("notifications/")
 
 
 class Endpoint:
@@ -160,13 +87,13 @@ class Endpoint:
         except (ValueError, RecursionError):
             body = None
         if not speaks_mcp(headers, body):
-            if wrong := _malformed(body):
+            if wrong := malformed(body):
                 await Answer(send).end(error(None, *wrong))
             else:
                 await self._environment(scope, _replayed(raw, receive), send)
             return
         try:
-            request = _request(body, headers)
+            request = parsed(body, headers)
             await self._message(request, scope, receive, send)
         except Refused as refusal:
             request_id = body.get("id") if isinstance(body, dict) else None
@@ -239,7 +166,8 @@ class Endpoint:
                 await answer.keep_alive()
 
     def _cancel(self, request: Request) -> None:
-        if scope := self._calls.get((request.session, request.params.get("requestId"))):
+        named = request.params.get("requestId")
+        if isinstance(named, str | int) and (scope := self._calls.get((request.session, named))):
             scope.cancel()
 
     def _end_session(self, session: str) -> None:
@@ -248,48 +176,12 @@ class Endpoint:
                 scope.cancel()
 
 
-def _malformed(body: object) -> tuple[int, str] | None:
-    """What is wrong with a message for OpenEnv. Its own words repeat the message, and there may be a key in it."""
-    if body is None:
-        return PARSE_ERROR, "Parse error"
-    if not isinstance(body, dict) or body.get("jsonrpc") != "2.0" or not isinstance(body.get("method"), str):
-        return INVALID_REQUEST, "Invalid request: it must be one JSON-RPC 2.0 message with a method"
-    if body.keys() - {"jsonrpc", "method", "params", "id"} or not isinstance(body.get("params", {}), dict):
-        return INVALID_REQUEST, "Invalid request: beside jsonrpc, method and id there may be params, an object"
-    if not isinstance(body.get("id"), str | int | None):
-        return INVALID_REQUEST, "Invalid request: id must be text or a whole number"
-    return None
-
-
-def _request(body: object, headers: Mapping[str, str]) -> Request:
-    """The message, checked against its headers."""
-    if body is None:
-        raise Refused(PARSE_ERROR, "the body is not JSON", status=400)
-    if not isinstance(body, dict) or body.get("jsonrpc") != "2.0":
-        raise Refused(INVALID_REQUEST, "the body must be one JSON-RPC 2.0 message, not a batch", status=400)
-    spoken = headers.get("mcp-protocol-version", "")
-    if spoken and spoken not in HANDSHAKE_VERSIONS + MODERN_VERSIONS:
-        known = {"supported": [*HANDSHAKE_VERSIONS, *MODERN_VERSIONS], "requested": spoken}
-        raise Refused(UNSUPPORTED_VERSION, f"protocol version {spoken!r} is not spoken here", known, status=400)
-    request = Request(body, headers, modern=spoken in MODERN_VERSIONS)
-    if isinstance(request.id, bool | float | dict | list):
-        raise Refused(INVALID_REQUEST, "id must be text or a whole number", status=400)
-    if request.modern and request.id is not None:
-        if _VERSION_KEY not in request.meta:
-            raise Refused(INVALID_PARAMS, f"params._meta lacks {_VERSION_KEY}", status=400)
-        if request.meta[_VERSION_KEY] != spoken:
-            raise Refused(HEADER_MISMATCH, f"mcp-protocol-version is not params._meta's {_VERSION_KEY}", status=400)
-        if headers.get("mcp-method", request.method) != request.method:
-            raise Refused(HEADER_MISMATCH, "mcp-method is not the body's method", status=400)
-    return request
-
-
 def _initialized(request: Request) -> JsonObject:
     asked = request.params.get("protocolVersion")
     return {
         "protocolVersion": asked if asked in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1],
         "capabilities": {"tools": {"listChanged": False}},
-        "serverInfo": _SERVER,
+        "serverInfo": SERVER,
         "instructions": _ABOUT,
     }
 

@@ -270,8 +270,8 @@ def bad_details(problem: Mapping[str, Any], known: Sequence[str]) -> BadArgument
     argument = names[0] if names else ""
     if problem["type"] == "extra_forbidden":
         near = get_close_matches(argument, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-        return BadArgument(argument, f"unknown argument {where!r}; {hint}")
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}" if known else ""
+        return BadArgument(argument, f"unknown argument {where!r}{hint}")
     if problem["type"] == "missing":
         return BadArgument(argument, f"{where} is missing")
     said = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should ", "must ", 1)

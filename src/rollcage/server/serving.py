@@ -81,7 +81,10 @@ async def serve(settings: Settings, options: Options, ready: Callable[[str], Non
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                # Longer than clients keep theirs: whoever closes first must not be us, amid their next request.
+                timeout_keep_alive=75,
                 timeout_graceful_shutdown=LAST_BYTES_S,
+                ws_max_size=options.max_body_mb << 20,
             )
             server = _Server(config)
             async with app.parts(), anyio.create_task_group() as tasks:

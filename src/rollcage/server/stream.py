@@ -34,6 +34,7 @@ class _Stream(Response):
     """Answers with server-sent events until `_tell` returns, or until whoever reads them goes away."""
 
     media_type = "text/event-stream"
+    heartbeat_s = HEARTBEAT_S
 
     def __init__(self) -> None:
         super().__init__(headers={"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"})
@@ -74,7 +75,7 @@ class _Stream(Response):
     async def _beat(self, put: Put) -> None:
         while True:
             before = self._sent
-            await anyio.sleep(HEARTBEAT_S)
+            await anyio.sleep(self.heartbeat_s)
             if self._sent == before:
                 await put(b":\n\n")
 

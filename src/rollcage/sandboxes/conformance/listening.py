@@ -4,49 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import suppress
 
 import anyio
 
 from rollcage.errors import SandboxError
-from rollcage.sandboxes.base import Sandbox, sh
+from rollcage.sandboxes.base import Sandbox
 from rollcage.sandboxes.conformance import host
 from rollcage.sandboxes.conformance.daemons import until
-from rollcage.sandboxes.conformance.peers import Peer, echo, served
+from rollcage.sandboxes.conformance.peers import CONNECT, KNOCK, PORT, Peer, echo, served
 from rollcage.sandboxes.conformance.values import Failed, Family, Subject, expect, python, said, same
 
 family = Family("listen")
 
-PORT = 7000
 _STREAMS = 64
 _BODY = 32 << 20
-_MUCH = 64 << 20
-_HELD = 48 << 20
-"""What may be on its way, in the buffers of all who pass it on, while nobody takes it."""
-
-_CONNECT = """
-import hashlib, http.client, os, select, socket, sys, threading
-
-def connect(port=7000):
-    return socket.create_connection(("127.0.0.1", port), 50)
-
-def rest(s):
-    return b"".join(iter(lambda: s.recv(1 << 16), b""))
-"""
-_KNOCK = (
-    _CONNECT
-    + """
-try:
-    s = connect(int(sys.argv[1]))
-    s.settimeout(10)
-    s.sendall(b"hello")
-    print(s.recv(9))
-except TimeoutError:
-    print("hangs")
-except OSError:
-    print("refused")
-"""
-)
 
 
 @family.check("HTTP out of the box is answered by our process, and each part of a streamed answer arrives at once")
@@ -67,7 +38,7 @@ async def http(subject: Subject) -> None:
         await peer.send(b"0\r\n\r\n")
 
     script = (
-        _CONNECT
+        CONNECT
         + """
 c = http.client.HTTPConnection("127.0.0.1", 7000, timeout=50)
 c.request("GET", "/stream")
@@ -107,7 +78,7 @@ async def concurrent(subject: Subject) -> None:
         await peer.send(name * 5000)
 
     script = (
-        _CONNECT
+        CONNECT
         + """
 right = []
 def talk(number):
@@ -129,7 +100,7 @@ print(len(right), all(right))
 @family.check("a large body goes through unchanged, both ways at the same time", deadline_s=90)
 async def bodies(subject: Subject) -> None:
     script = (
-        _CONNECT
+        CONNECT
         + """
 s, block = connect(), os.urandom(1 << 20)
 sent, got, count = hashlib.sha256(), hashlib.sha256(), 0
@@ -170,7 +141,7 @@ async def half_closed(subject: Subject) -> None:
         heard.append(await peer.rest())
 
     script = (
-        _CONNECT
+        CONNECT
         + """
 s = connect()
 s.sendall(b"a" + b"x" * 100000)
@@ -191,144 +162,10 @@ s.close()
         same(b"".join(heard), b"second" * 1000, "what came after our end of file")
 
 
-async def _alive(box: Sandbox) -> None:
-    """Another connection is answered meanwhile."""
-    script = _CONNECT + "s = connect(7001); s.sendall(b'hello'); print(s.recv(9))"
-    same(await said(box, script, timeout_s=20), "b'hello'\n", "another connection, while one stands still,")
-
-
-@family.check("a client that does not read holds us back and nobody else; all is there when it reads", deadline_s=90)
-async def slow_reader(subject: Subject) -> None:
-    block = os.urandom(1 << 16)
-    peers: list[Peer] = []
-
-    async def answer(peer: Peer) -> None:
-        peers.append(peer)
-        for _ in range(_MUCH >> 16):
-            await peer.send(block)
-
-    script = (
-        _CONNECT
-        + """
-s, count = connect(), 0
-sys.stdin.readline()
-while data := s.recv(1 << 18):
-    count += len(data)
-print(count)
-"""
-    )
-    async with (
-        subject.open() as box,
-        served(box, PORT, answer),
-        served(box, PORT + 1, echo),
-        box.spawn(["python3", "-I", "-c", script]) as process,
-    ):
-        before = -1
-        while not peers or peers[0].sent != before:
-            before = peers[0].sent if peers else -1
-            await anyio.sleep(1)
-        expect(before < _HELD, f"{before >> 20} MB were taken from us though nobody reads them")
-        await _alive(box)
-        await process.stdin.send(b"go\n")
-        await until(process, b"%d\n" % _MUCH)
-
-
-@family.check("while we do not read, a client in the box must wait, and nobody else; then all arrives", deadline_s=90)
-async def slow_server(subject: Subject) -> None:
-    may_read = anyio.Event()
-    count = 0
-
-    async def answer(peer: Peer) -> None:
-        nonlocal count
-        await may_read.wait()
-        while data := await peer.receive():
-            count += len(data)
-        await peer.send(b"thanks")
-
-    script = (
-        _CONNECT
-        + """
-s, sent, much, block = connect(), 0, int(sys.argv[1]), bytes(1 << 16)
-s.setblocking(False)
-while sent < much:
-    try:
-        sent += s.send(block[:much - sent])
-    except BlockingIOError:
-        if not select.select([], [s], [], 1)[1]:
-            break
-print("sent", sent, flush=True)
-s.settimeout(80)
-s.sendall(bytes(much - sent))
-s.shutdown(socket.SHUT_WR)
-print(s.recv(9), flush=True)
-"""
-    )
-    async with (
-        subject.open() as box,
-        served(box, PORT, answer),
-        served(box, PORT + 1, echo),
-        box.spawn(["python3", "-I", "-c", script, str(_MUCH)]) as process,
-    ):
-        sent = int((await until(process, b"\n")).split()[1])
-        expect(sent < _HELD, f"{sent >> 20} MB were taken from the client though we read nothing")
-        await _alive(box)
-        may_read.set()
-        await until(process, b"b'thanks'\n")
-        same(count, _MUCH, "bytes that arrived")
-
-
-@family.check("when one side vanishes, the other learns of it")
-async def vanished(subject: Subject) -> None:
-    told = anyio.Event()
-
-    async def answer(peer: Peer) -> None:
-        if await peer.exactly(1) == b"c":
-            return
-        with suppress(ConnectionError):
-            await peer.send(b"hello")
-            await peer.rest()
-        told.set()
-
-    hold = _CONNECT + "s = connect(); s.sendall(b's'); print(s.recv(9), flush=True); sys.stdin.read()"
-    async with subject.open() as box, served(box, PORT, answer):
-        async with box.spawn(["python3", "-I", "-c", hold]) as process:
-            await until(process, b"b'hello'\n")
-        with anyio.move_on_after(20):
-            await told.wait()
-        expect(told.is_set(), "the client was killed and we were not told")
-        script = _CONNECT + "s = connect(); s.sendall(b'c'); print(s.recv(9))"
-        same(await said(box, script, timeout_s=20), "b''\n", "a client whose connection we closed saw")
-
-
-@family.check("a command that kills all it can reach cannot make others hang: they are answered, or refused at once")
-async def rampage(subject: Subject) -> None:
-    held, over = anyio.Event(), anyio.Event()
-
-    async def answer(peer: Peer) -> None:
-        with suppress(ConnectionError):
-            data = await peer.receive()
-            await peer.send(data)
-            if data == b"hold":
-                held.set()
-                await peer.rest()
-                over.set()
-
-    hold = _CONNECT + "s = connect(); s.sendall(b'hold'); s.recv(9); sys.stdin.read()"
-    async with subject.open() as box, served(box, PORT, answer):
-        async with box.spawn(["python3", "-I", "-c", hold]):
-            await held.wait()
-            await sh(box, "kill -TERM -1; kill -9 -1; sleep 0.2", timeout_s=10)
-            seen = (await python(box, _KNOCK, str(PORT))).stdout.text
-            expect(seen and "hangs" not in seen, f"the next client saw {seen.strip() or 'nothing'}")
-        with anyio.move_on_after(20):
-            await over.wait()
-        expect(over.is_set(), "a connection of a client that is dead stays open on our side")
-
-
 @family.check("hundreds of short connections, one after the other, leave nothing behind")
 async def many(subject: Subject) -> None:
     script = (
-        _CONNECT
+        CONNECT
         + """
 for number in range(300):
     with connect() as s:
@@ -360,7 +197,7 @@ async def taken(subject: Subject) -> None:
     take = (
         "import socket, sys\ns = socket.create_server(('127.0.0.1', 7002))\nprint('up', flush=True)\nsys.stdin.read()"
     )
-    talk = _CONNECT + "s = connect(int(sys.argv[1])); s.sendall(b'hello'); print(s.recv(9))"
+    talk = CONNECT + "s = connect(int(sys.argv[1])); s.sendall(b'hello'); print(s.recv(9))"
     async with subject.open() as box, served(box, PORT, echo), served(box, PORT + 1, echo):
         await refused(box, PORT)
         async with box.spawn(["python3", "-I", "-c", take]) as process:
@@ -375,8 +212,8 @@ async def closed(subject: Subject) -> None:
     async with subject.open() as box:
         for _ in range(3):
             async with served(box, PORT, echo):
-                same(await said(box, _KNOCK, str(PORT)), "b'hello'\n", "within the block, the client saw")
-            after = await said(box, _KNOCK, str(PORT))
+                same(await said(box, KNOCK, str(PORT)), "b'hello'\n", "within the block, the client saw")
+            after = await said(box, KNOCK, str(PORT))
             expect(after in ("refused\n", "b''\n"), f"after the block, the client saw {after.strip()}")
 
 
@@ -384,7 +221,7 @@ async def closed(subject: Subject) -> None:
 async def private(subject: Subject) -> None:
     port = host.free_port()
     async with subject.open() as box, subject.open() as other, served(box, port, echo):
-        same(await said(box, _KNOCK, str(port)), "b'hello'\n", "in its own box, the client saw")
-        seen = (await python(other, _KNOCK, str(port))).stdout.text
+        same(await said(box, KNOCK, str(port)), "b'hello'\n", "in its own box, the client saw")
+        seen = (await python(other, KNOCK, str(port))).stdout.text
         expect("hello" not in seen, "another box reached it")
         expect(not host.answers(port), f"it is answered on this machine's port {port} too")

@@ -1,4 +1,4 @@
-"""Our side of a listener in a box: accepts, and answers each connection as a check wants it."""
+"""Both sides of a listener in a box: ours answers each connection as a check wants it, theirs are small programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,36 @@ import anyio
 
 from rollcage.sandboxes.base import Sandbox
 
+PORT = 7000
+"""Where the programs below connect to unless told otherwise."""
 _CHUNK = 1 << 16
+
+CONNECT = """
+import hashlib, http.client, os, select, socket, sys, threading
+
+def connect(port=7000):
+    return socket.create_connection(("127.0.0.1", port), 50)
+
+def rest(s):
+    return b"".join(iter(lambda: s.recv(1 << 16), b""))
+"""
+"""How programs in the box begin."""
+
+KNOCK = (
+    CONNECT
+    + """
+try:
+    s = connect(int(sys.argv[1]))
+    s.settimeout(10)
+    s.sendall(b"hello")
+    print(s.recv(9))
+except TimeoutError:
+    print("hangs")
+except OSError:
+    print("refused")
+"""
+)
+"""Says what it gets on the port it is given: `b'hello'`, `b''`, refused or hangs."""
 
 
 class Peer:

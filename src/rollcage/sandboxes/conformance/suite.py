@@ -18,13 +18,14 @@ from rollcage.sandboxes.conformance import (
     lifecycle,
     limits,
     listening,
+    listening_hard,
     processes,
     rewinding,
 )
 from rollcage.sandboxes.conformance.backends import traits_of
 from rollcage.sandboxes.conformance.values import Check, Failed, NotApplicable, Outcome, Subject, Traits, Verdict
 
-_FAMILIES = (files, processes, listening, layering, rewinding, lifecycle, limits, isolation, hardening)
+_FAMILIES = (files, processes, listening, listening_hard, layering, rewinding, lifecycle, limits, isolation, hardening)
 
 CHECKS: tuple[Check, ...] = tuple(check for family in _FAMILIES for check in family.family.checks)
 """Everything a backend must hold."""

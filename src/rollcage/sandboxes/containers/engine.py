@@ -137,6 +137,10 @@ class Engine:
         """Make an image out of another and a tar archive that is unpacked in it. Nothing is run and nothing fetched."""
         await self.call("bake an image", lambda client: _bake(client, base, archive, name))
 
+    async def remove_image(self, name: str) -> None:
+        """Remove an image, and any container made of it."""
+        await self.call("remove an image", lambda client: client.remove_image(name, force=True))
+
     async def start(self, container: Container) -> None:
         """Create a container and start it. It is there to be removed even where it did not start."""
         await self.call(f"create a container of {container.image}", lambda client: _create(client, container))
