@@ -2,7 +2,7 @@
 # make test    lint, types and the whole suite (CI=true runs the slow tests too)
 SHELL := bash
 RUN := .venv/bin/
-CODE := src tests bench
+CODE := src tests bench scripts
 
 .PHONY: help setup demo test lint format bench clean
 .DEFAULT_GOAL := help
@@ -31,8 +31,10 @@ format: setup
 	@$(RUN)ruff check --fix --quiet $(CODE)
 	@$(RUN)ruff format --quiet $(CODE)
 
+# Most tests wait for something: a few files at a time take half as long.
 test: lint
-	@$(RUN)pytest -q $(if $(filter true 1,$(CI)),,-m "not slow")
+	@scripts/browser.sh
+	@$(RUN)pytest -q -n 3 --dist loadfile $(if $(filter true 1,$(CI)),,-m "not slow")
 
 bench: setup
 	@$(RUN)python bench/rollout.py

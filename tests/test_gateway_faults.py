@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from hand_made import (
     LOOPS,
@@ -61,6 +62,23 @@ async def test_a_rate_limit_reaches_the_agent_as_it_is() -> None:
         assert (reply.status, reply.json, reply.headers["retry-after"]) == (429, said, "7")
         assert (gate.recorded[0].status, gate.recorded[0].error) == (429, "upstream answered 429: slow down")
         assert gate.lease.last_failure == gate.recorded[0]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+async def test_a_key_that_the_model_repeats_in_its_refusal_reaches_neither_the_box_nor_the_log(packed: bool) -> None:
+    key = "sk-very-secret-0123456789"
+    said = json.dumps({"error": {"message": f"Incorrect API key provided: {key}", "type": "auth"}}).encode()
+
+    async def answer(_: Asked, writer: asyncio.StreamWriter) -> None:
+        more = {"Content_Encoding": "gzip"} if packed else {}
+        writer.write(plain("401 Unauthorized", gzip.compress(said) if packed else said, **more))
+
+    async with hand_made(answer) as model:
+        endpoint = model.endpoint().model_copy(update={"key": SecretStr(key)})
+        async with rig(endpoint) as gate:
+            reply = await gate.ask()
+            assert (reply.status, reply.json["error"]["message"]) == (401, "Incorrect API key provided: [key]")
+            assert key not in gate.recorded[0].model_dump_json()
 
 
 async def test_a_good_turn_makes_up_for_a_failure_before_it() -> None:

@@ -62,6 +62,10 @@ class Delivery:
         self.status = status
         self._headers = {name: headers[name] for name in _PASSED_ON if name in headers}
 
+    def unpack(self) -> None:
+        """The body is no longer packed as its head says."""
+        self._headers.pop("content-encoding", None)
+
     def keep_alive(self) -> None:
         """The agent wants a stream and the engine will answer as a whole: say something now and then until it does."""
         self._unstreamed = True

@@ -30,6 +30,9 @@ SLICE = 16 << 10
 AFTER_DONE_S = 1.0
 """How long an upstream may dawdle after `[DONE]` before the answer counts as complete without its end."""
 
+SHORTEST_SECRET = 8
+"""Shorter keys ("none", "x") are no secrets, and would be found everywhere."""
+
 _REFUSALS = (400, 422)
 
 
@@ -101,6 +104,8 @@ class Relay:
                 self._dawdling.cancel()
             if self._exchange is not None:
                 self._exchange.release()
+        if delivery.status != 200:
+            self._hide_key()
         seconds = time.perf_counter() - self._clock
         call = replace(call, request=self._sent, started_at=self._started_at, advice=self._engine.advice)
         end = End(delivery.status, self._cut_by or self._broken, self._first_token_s, seconds)
@@ -158,6 +163,16 @@ class Relay:
             exchange.release()
             self._exchange, self.pieces = None, []
             delivery.answered(0, {})
+
+    def _hide_key(self) -> None:
+        """Some engines repeat the key they refuse; neither the box nor the log may see it."""
+        key = self._way.endpoint.key.get_secret_value().encode()
+        if len(key) < SHORTEST_SECRET:
+            return
+        plain = unpacked(b"".join(self.pieces), self._delivery.encoding)
+        if key in plain:
+            self.pieces = [plain.replace(key, b"[key]")]
+            self._delivery.unpack()
 
     async def _open(self, body: Body) -> Exchange:
         endpoint = self._way.endpoint
