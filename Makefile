@@ -4,13 +4,13 @@ SHELL := bash
 RUN := .venv/bin/
 CODE := src tests bench scripts
 
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup develop demo test lint format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     set up what is missing and run one rollout with a scripted model"
 	@echo "make test     set up what is missing and run lint, types and tests"
-	@echo "make setup    set up only"
+	@echo "make setup    set up only; make develop: with what the tests need"
 	@echo "make lint     lint and types only"
 	@echo "make format   put the code into shape"
 	@echo "make bench    measure rollouts and boxes on this machine"
@@ -19,15 +19,18 @@ help:
 setup:
 	@scripts/setup.sh
 
+develop:
+	@scripts/setup.sh dev
+
 demo: setup
 	@$(RUN)rollcage run examples/paginate.toml
 
-lint: setup
+lint: develop
 	@$(RUN)ruff check $(CODE)
 	@$(RUN)ruff format --check --quiet $(CODE) || { echo "some files are not in shape; run: make format" >&2; exit 1; }
 	@$(RUN)mypy
 
-format: setup
+format: develop
 	@$(RUN)ruff check --fix --quiet $(CODE)
 	@$(RUN)ruff format --quiet $(CODE)
 
@@ -36,7 +39,7 @@ test: lint
 	@scripts/browser.sh
 	@$(RUN)pytest -q -n 3 --dist loadfile $(if $(filter true 1,$(CI)),,-m "not slow")
 
-bench: setup
+bench: develop
 	@$(RUN)python bench/rollout.py
 
 clean:

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # Sets up a checkout: the virtual environment, the system's parts, the agent. Skips what is there already.
+#   scripts/setup.sh        what `rollcage run` needs
+#   scripts/setup.sh dev    what the tests need too
 # Needs root only for system packages; without it, says which command to run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -60,8 +62,8 @@ virtual_environment() {
 }
 
 packages() {
-  local stamp want
-  stamp=.venv/setup.stamp
+  local stamp want extra=${1:+[$1]}
+  stamp=.venv/setup${1:+-$1}.stamp
   # A checkout that was moved needs its packages again: the environment's scripts name their folder.
   want="$(sha256sum <pyproject.toml) $("$bin/python" --version) $PWD"
   if [ -x "$bin/rollcage" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$want" ]; then
@@ -69,8 +71,8 @@ packages() {
   fi
   say "installing Python packages"
   quietly env PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_INPUT=1 \
-    "$bin/python" -m pip install --quiet --editable '.[dev]'
-  printf '%s\n' "$want" >"$stamp"
+    "$bin/python" -m pip install --quiet --editable ".$extra"
+  printf '%s\n' "$want" | tee .venv/setup.stamp >"$stamp"
 }
 
 system_parts() {
@@ -87,6 +89,6 @@ system_parts() {
 }
 
 virtual_environment
-packages
+packages "${1:-}"
 system_parts
 "$bin/rollcage" setup
