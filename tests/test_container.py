@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -36,8 +37,12 @@ QUICK = ("hardening",)
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with an_engine(tmp_path_factory.mktemp("engine")) as found:
+def address() -> Iterator[str]:
+    # Not below pytest's own folder: podman refuses a path of more than 50 characters.
+    with (
+        tempfile.TemporaryDirectory(prefix="engine-", ignore_cleanup_errors=True) as folder,
+        an_engine(Path(folder)) as found,
+    ):
         yield found
 
 

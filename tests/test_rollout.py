@@ -263,14 +263,14 @@ async def test_a_model_that_fails_during_the_rollout_gives_null(play: Play) -> N
 
 async def test_a_model_that_dies_after_a_good_turn_gives_null_also_when_time_runs_out(play: Play) -> None:
     script = (bash("true"), ScriptedTurn(status=500, text="gone"))
-    task = HELLO.model_copy(update={"limits": Limits(agent_timeout_s=8)})
+    task = HELLO.model_copy(update={"limits": Limits(agent_timeout_s=15)})
     rollout = await play(task, script=script)
     assert (rollout.outcome, rollout.reward) == (Outcome.MODEL_UNREACHABLE, None)
 
 
 async def test_a_model_that_never_answers_gives_null(play: Play) -> None:
     script = (ScriptedTurn(text="never", delay_s=600),)
-    task = HELLO.model_copy(update={"limits": Limits(agent_timeout_s=6)})
+    task = HELLO.model_copy(update={"limits": Limits(agent_timeout_s=14)})
     rollout = await play(task, script=script)
     assert (rollout.outcome, rollout.reward) == (Outcome.MODEL_UNREACHABLE, None)
 

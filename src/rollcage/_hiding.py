@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from rollcage._packing import tamed
 from rollcage.events import EVENT, Event, FilesCollected, Queued, StageEnded, StageStarted, TurnEnded
 
 SHORTEST = 8
 """Shorter keys ("none", "x") are no secrets, and would be found everywhere."""
 HIDDEN = "[key]"
+_SAID_BY_THE_ENGINE = ("error", "message", "untrainable_reason", "usage", "finish_reason")
 
 
 def hidden(event: Event, secret: str) -> Event:
@@ -23,11 +25,12 @@ def hidden(event: Event, secret: str) -> Event:
         if event.turn.error is None and event.turn.status == 200:
             return event
         turn = event.turn
-        parts = turn.model_dump(include={"error", "message", "untrainable_reason", "usage", "finish_reason"})
+        parts = {name: tamed(getattr(turn, name)) for name in _SAID_BY_THE_ENGINE}
         if secret not in json.dumps(parts, ensure_ascii=False, default=str):
             return event
         return TurnEnded(turn=turn.model_copy(update=_without(parts, secret)))
-    plain = event.model_dump(mode="json")
+    # What came out of a box may be nested deeper than can be written; the log would cut it off there, too.
+    plain = tamed(event)
     if secret not in json.dumps(plain, ensure_ascii=False):
         return event
     return EVENT.validate_python(_without(plain, secret))

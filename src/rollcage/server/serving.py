@@ -50,6 +50,8 @@ class Options(Value):
     """Largest body of a request."""
     quiet: bool = False
     """No request log."""
+    warm: int = Field(default=0, ge=0)
+    """Boxes kept open ahead, with the agent's server started; see `rollcage.sandboxes.pool`."""
 
 
 class _Server(uvicorn.Server):
@@ -64,7 +66,9 @@ async def serve(settings: Settings, options: Options, ready: Callable[[str], Non
     keys = checked(settings, options)
     _log_to_stderr(quiet=options.quiet)
     with _listening(options.host, options.port) as listener:
-        async with Service.open(settings, limits=options.limits, callers=keys.callers()) as service:
+        async with Service.open(
+            settings, limits=options.limits, callers=keys.callers(), warm=options.warm
+        ) as service:
             app = App(service)
             gate = gated(
                 app,
@@ -139,10 +143,10 @@ async def _stop(service: Service, server: uvicorn.Server, options: Options) -> N
 @contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-            0
-        ]
-        listener = socket.socket(family, kind)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        # With the protocol named: only then does the event loop switch off the delay of small answers.
+        listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise UsageError(f"--host: {host!r} is no address of this machine: {error.strerror}") from error
     with listener:
