@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 from rollcage.tasks import load
+from rollcage.testing.fleet_runtime.task import desk_task
+from rollcage.types import Task
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "src/rollcage/server/static/examples.json"
@@ -14,6 +16,8 @@ SAYS = {
     "wordcount": "Write a small program from a description.",
     "merge": "Resolve a merge conflict so that both changes stay.",
 }
+DESK = "Work on a remote ticket desk through its tools; its own verifier gives the reward."
+"""Offered where the server reaches that environment."""
 
 
 def documents() -> list[dict[str, object]]:
@@ -21,21 +25,28 @@ def documents() -> list[dict[str, object]]:
     found = []
     for name, says in SAYS.items():
         task = load(str(ROOT / "examples" / f"{name}.toml")).task
-        request = {
-            "task_id": task.id,
-            "instruction": task.instruction.strip(),
-            "upload_files": task.files,
-            "setup": list(task.setup),
-            "verify": list(task.verify),
-            "tests": task.tests,
-            "test_script": task.test_script,
-            "verify_in": "" if task.verify_in == "box" else task.verify_in,
-            "agent_timeout_s": task.limits.agent_timeout_s,
-            "solution": [turn.model_dump(mode="json", exclude_defaults=True) for turn in task.solution],
-        }
-        kept = {key: value for key, value in request.items() if value}
-        found.append({"about": {"name": name, "says": says}, "request": kept})
-    return found
+        found.append({"about": {"name": name, "says": says}, "request": request_of(task)})
+    desk = request_of(desk_task()) | {"environment": "fleet:ticket-desk"}
+    return [*found, {"about": {"name": "ticket desk", "says": DESK}, "request": desk}]
+
+
+def request_of(task: Task) -> dict[str, object]:
+    """The body of the request that runs a task."""
+    request = {
+        "task_id": task.id,
+        "instruction": task.instruction.strip(),
+        "upload_files": task.files,
+        "setup": list(task.setup),
+        "verify": list(task.verify),
+        "tests": task.tests,
+        "test_script": task.test_script,
+        "verify_in": "" if task.verify_in == "box" else task.verify_in,
+        "verifier": task.verifier,
+        "environment_seed": task.environment_seed,
+        "agent_timeout_s": task.limits.agent_timeout_s,
+        "solution": [turn.model_dump(mode="json", exclude_defaults=True) for turn in task.solution],
+    }
+    return {key: value for key, value in request.items() if value}
 
 
 def text() -> str:

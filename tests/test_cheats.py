@@ -7,10 +7,15 @@ verifiers do pass when the work is done.
 
 from __future__ import annotations
 
+import secrets
+
 import pytest
 
+from image_making import build
 from playing import Play
-from rollcage.types import HOME, Limits, Outcome, Task
+from rollcage.runner import Backends
+from rollcage.sandboxes.local import LocalProvider
+from rollcage.types import HOME, Limits, Outcome, SandboxSpec, Task
 
 ADD = "def add(a, b):\n    return a - b\n"
 CHECK = """
@@ -259,3 +264,69 @@ async def test_the_tests_are_not_there_while_the_agent_works(play: Play) -> None
     assert "calc.py" not in said or "workdir" in said
     assert "check_5310.py" not in said
     assert "REWARD_FILE" not in said
+
+
+SPOILS = {
+    "a folder": "os.mkdir(os.environ['REWARD_FILE'])",
+    "a file that cannot be written": "os.close(os.open(os.environ['REWARD_FILE'], os.O_CREAT, 0o400))",
+    "a name of two lines": "open(os.path.dirname(os.environ['REWARD_FILE']) + '/a\\nb', 'w')",
+    "very many names": "[open(f\"{os.environ['REWARD_FILE']}{'x' * 200}{i}\", 'w').close() for i in range(1000)]",
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
+async def test_code_under_test_that_spoils_a_reward_nobody_asked_for_gets_its_zero(spoil: str, play: Play) -> None:
+    task = Task(
+        instruction=f"cat > hello.py <<'E'\nimport os\n{SPOILS[spoil]}\nE",
+        verify=("python3 hello.py | grep -x hello",),
+    )
+    rollout = await play(task, agent="shell")
+    assert rollout.outcome is Outcome.SUCCEEDED, rollout.error
+    assert rollout.reward is not None
+    assert rollout.reward.total == 0
+
+
+UNWIELDY = {
+    "too deep to be unpacked": "python3 -c \"import os\nfor _ in range(9000): os.mkdir('d'); os.chdir('d')\"",
+    "too large to be compared in time": "truncate -s 900M 1; for i in 2 3 4 5 6 7 8; do cp --sparse=always 1 $i; done",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verify_in", ["box", "fresh"])
+@pytest.mark.parametrize("unwieldy", UNWIELDY)
+async def test_a_workdir_that_nobody_can_handle_is_no_way_around_a_zero(
+    unwieldy: str, verify_in: str, play: Play
+) -> None:
+    limits = Limits(agent_timeout_s=60, verify_timeout_s=20)
+    task = Task(instruction=f"{UNWIELDY[unwieldy]}; true", verify=("test -e good",), verify_in=verify_in, limits=limits)
+    rollout = await play(task, agent="shell")
+    assert rollout.outcome is Outcome.SUCCEEDED, rollout.error
+    assert rollout.reward is not None
+    assert rollout.reward.total == 0
+
+
+@pytest.mark.parametrize("verify_in", ["box", "fresh"])
+async def test_an_image_whose_path_leads_into_the_workdir_lets_no_program_of_the_agents_judge(
+    verify_in: str, play: Play, backends: Backends
+) -> None:
+    provider = backends.providers["local"]
+    assert isinstance(provider, LocalProvider)
+    name = f"path-{secrets.token_hex(4)}"
+    setup = (
+        "ln -s workdir/bin ~/linked; mkdir ~/own; printf '#!/bin/sh\\nexit 7\\n' > ~/own/judge; chmod +x ~/own/judge"
+    )
+    await build(provider, name, setup, env={"PATH": f"{HOME}/workdir/bin:{HOME}/linked:{HOME}/own:$PATH"})
+    plant = """
+        mkdir -p bin && for name in bash git find tar mkdir rm chmod judge; do
+            printf '#!/bin/sh\\nmkdir -p ~/own; printf "#!/bin/sh\\\\n" > ~/own/judge; exit 0\\n' > bin/$name
+        done
+        chmod +x bin/*
+    """
+    try:
+        task = Task(instruction=plant, verify=("judge; test $? != 7",), verify_in=verify_in)
+        rollout = await play(task, agent="shell", sandbox=SandboxSpec(template=name))
+        assert rollout.reward is not None, rollout.error
+        assert rollout.reward.total == 0
+    finally:
+        await provider.images.remove(name)

@@ -62,7 +62,9 @@ def test_with_json_stdout_is_one_result_and_nothing_else(tmp_path: Path) -> None
     assert ended.returncode == 0 and ended.stderr == "", ended.stderr
     result = RolloutResult.model_validate_json(ended.stdout)
     assert (result.task_id, result.outcome, result.reward) == ("t9", "succeeded", 0.5)
-    assert result.files == {"a.txt": "hello\n"} and [row.exit_code for row in result.verify_results] == [0, 1]
+    assert result.files == {"/home/user/workdir/a.txt": "hello\n"} and [
+        row.exit_code for row in result.verify_results
+    ] == [0, 1]
     again = rollcage(tmp_path, "show", result.rollout_id, "--json")
     assert RolloutResult.model_validate_json(again.stdout) == result
 

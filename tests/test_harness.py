@@ -237,7 +237,7 @@ def test_what_cannot_be_is_refused_at_once(backend: LocalSandboxBackend) -> None
         OpenCodeSessionFactory(config=config, sandbox_backend=backend, driver="telepathy")
     with pytest.raises(TypeError, match="sandbox_backend"):
         OpenCodeSessionFactory(config=config, sandbox_backend=object())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="a int is no task"):
+    with pytest.raises(TypeError, match="Cannot coerce a int"):
         OpenCodeTask.coerce(3)
     tools = config.model_copy(update={"disabled_tools": ["teleport"]})
     with pytest.raises(UsageError, match="teleport"):

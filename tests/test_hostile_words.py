@@ -63,3 +63,24 @@ s.recv(10)
     assert rollout.reward is not None
     assert rollout.reward.total == 0
     assert rollout.turns[0].error is not None
+
+
+async def test_an_agent_that_asks_for_what_its_engine_does_not_have_is_scored_all_the_same(play: Play) -> None:
+    ask = """
+import json, os, urllib.error, urllib.request
+chat = {"model": "model", "messages": [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]}
+for path, body in (("chat/completions", chat), ("completions", {"model": "model", "prompt": "x"})):
+    request = urllib.request.Request("http://127.0.0.1:7000/v1/" + path, json.dumps(body).encode())
+    request.add_header("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
+    request.add_header("Content-Type", "application/json")
+    try:
+        urllib.request.urlopen(request).read()
+    except urllib.error.HTTPError:
+        pass
+"""
+    task = Task(instruction=f"python3 - <<'E'\n{ask}\nE\nexit 1", verify=("false",))
+    rollout = await play(task, agent="shell", script=(ScriptedTurn(status=404), ScriptedTurn(text="x")))
+    assert [turn.status for turn in rollout.turns] == [200, 404]
+    assert rollout.outcome is Outcome.AGENT_FAILED, rollout.error
+    assert rollout.reward is not None
+    assert rollout.reward.total == 0

@@ -7,6 +7,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
@@ -224,3 +225,25 @@ async def test_half_an_archive_is_no_image(tmp_path: Path, kind: str) -> None:
         with pytest.raises(UsageError, match=r"no usable tar archive|to its end"):
             await imported(provider, "own", path)
         assert folders(provider) == set()
+
+
+@pytest.mark.parametrize("kind", ["home", "system"])
+async def test_an_archive_whose_links_lead_up_cannot_put_the_host_into_its_boxes(kind: str, tmp_path: Path) -> None:
+    secret = tmp_path / "host"
+    secret.mkdir()
+    (secret / "secret").write_text("the host's")
+    archive = tarred(a_system(tmp_path / "system"), tmp_path / "evil.tar")
+    with tarfile.open(archive, "a") as tar:
+        for name, target in (("up", ".."), (f"up/{kind}", str(secret))):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            tar.addfile(link)
+    async with LocalProvider(tmp_path / "state") as provider:
+        await imported(provider, "evil", archive)
+        [part] = [path for path in provider.layers.folder.iterdir() if path.name.startswith("image_")]
+        assert [path.name for path in part.iterdir() if path.is_symlink()] == []
+        # Should an older import have left one, it is not followed.
+        if kind == "home":
+            (part / "home").symlink_to(secret)
+        async with provider.open(SandboxSpec(template="evil")) as box:
+            assert "secret" not in await said(box, "ls -a ~")

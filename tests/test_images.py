@@ -95,7 +95,7 @@ def test_the_command_builds_lists_uses_and_removes_an_image(tmp_path: Path) -> N
     assert not json.loads(rollcage(tmp_path, "image", "build", "tools", "--setup", PROGRAM, "--json").stdout)["new"]
     ran = rollcage(tmp_path, "run", "task.toml", "--endpoint", "scripted", "--json")
     result = RolloutResult.model_validate_json(ran.stdout)
-    assert result.reward == 1.0 and result.files == {"out.txt": "baked\n"}, ran.stderr
+    assert result.reward == 1.0 and result.files == {f"{HOME}/workdir/out.txt": "baked\n"}, ran.stderr
     [row] = json.loads(rollcage(tmp_path, "image", "ls", "--json").stdout)
     assert row["name"] == "tools" and row["bytes"] > 0 and ".local/bin/judge" in row["source"]
     assert "tools" in rollcage(tmp_path, "image", "ls").stdout
@@ -115,7 +115,10 @@ def test_a_task_file_brings_files_and_commands_into_an_image(tmp_path: Path) -> 
     assert made.returncode == 0, made.stderr
     arguments = ["run", "-i", "echo $COLOUR; cat seed.txt size.txt", "--agent", "shell", "--endpoint", "scripted"]
     ran = rollcage(tmp_path, *arguments, "--template", "seeded", "--json")
-    assert RolloutResult.model_validate_json(ran.stdout).files == {"seed.txt": "12345", "size.txt": "5\n"}
+    assert RolloutResult.model_validate_json(ran.stdout).files == {
+        f"{HOME}/workdir/seed.txt": "12345",
+        f"{HOME}/workdir/size.txt": "5\n",
+    }
 
 
 async def test_what_an_agent_puts_over_a_program_of_the_image_does_not_judge_it(play: Play, backends: Backends) -> None:

@@ -127,7 +127,7 @@ async def test_an_event_is_one_line_whatever_the_agent_wrote(http: httpx.AsyncCl
     # Python's own notion of lines, which some clients share, has more ends than the protocol's.
     last = [line for line in answer.content.decode().splitlines() if line][-1]
     files = json.loads(last.removeprefix("data: "))["result"]["structuredContent"]["files"]
-    assert files == {"z": "a\x85b\u2028c\n"}
+    assert files == {"/home/user/workdir/z": "a\x85b\u2028c\n"}
 
 
 async def test_every_argument_of_both_published_shapes_is_offered_and_described(http: httpx.AsyncClient) -> None:

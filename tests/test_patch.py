@@ -124,4 +124,4 @@ async def test_files_that_are_not_collected_come_with_the_reason(play: Play) -> 
         "link": "symlink",
         "pipe": "pipe",
     }
-    assert result_of(rollout).files_extra == sorted(rollout.files_why)
+    assert result_of(rollout).files_extra == [f"{WORKDIR}/{name}" for name in sorted(rollout.files_why)]

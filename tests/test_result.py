@@ -27,7 +27,7 @@ RESULT = (
     "verifier_stderr "
     "test_exit_code error error_code outcome timings"
 ).split()
-OURS = ["files_extra_why", "patch", "patch_truncated"]
+OURS = ["files_extra_why", "patch", "reward_parts", "patch_truncated"]
 """What rollcage says beyond the published shape."""
 TURN = (
     "turn purpose session_id parent_session_id finish_reason prompt_token_ids completion_tokens completion_token_ids "
@@ -94,7 +94,8 @@ def test_everything_a_rollout_has_is_in_its_result() -> None:
     )
     assert (result.task_id, result.rollout_id, result.sandbox_id, result.reward) == ("t1", "r1", "box", 0.5)
     assert (result.agent_exit_code, result.exit_code, result.agent_log_tail) == (7, 7, "tail")
-    assert result.files == result.workdir_files == {"f": "text"} and result.files_extra == ["g"]
+    assert result.files == result.workdir_files == {"/home/user/workdir/f": "text"}
+    assert result.files_extra == ["/home/user/workdir/g"]
     assert [row.exit_code for row in result.verify_results] == [1, 0]
     assert (result.setup_results[0].cmd, result.setup_results[0].duration_s) == ("s", 0.5)
     assert (result.outcome, result.error_code, result.error) == ("agent_failed", "agent_failed", "agent_failed: e")

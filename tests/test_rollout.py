@@ -212,6 +212,13 @@ async def test_a_verifier_that_breaks_gives_null_and_its_name(verify: str, code:
     assert (rollout.outcome, rollout.error_code, rollout.reward) == (Outcome.VERIFY_FAILED, code, None)
 
 
+async def test_a_test_script_that_breaks_is_not_hidden_by_commands_that_pass(play: Play) -> None:
+    rollout = await play(Task(instruction="true", test_script="exit 3", verify=("true",)), agent="shell")
+    assert (rollout.outcome, rollout.reward, rollout.error_code) == (Outcome.VERIFY_FAILED, None, "bad_reward")
+    quiet = await play(Task(instruction="true", test_script="true", verify=("true", "false")), agent="shell")
+    assert quiet.reward is not None and quiet.reward.total == 0.5
+
+
 async def test_a_test_script_that_writes_no_reward_is_a_broken_verifier(play: Play) -> None:
     rollout = await play(Task(instruction="true", test_script="true"), agent="shell")
     assert (rollout.outcome, rollout.reward) == (Outcome.VERIFY_FAILED, None)

@@ -77,11 +77,11 @@ async def test_health_needs_nothing_and_unknown_addresses_say_so(server: Served)
         ({"instruction": "x", "endpoint": "openai"}, "api_key", "OPENAI_API_KEY"),
         ({"instruction": "x", "model_key": "nope://y"}, "model_key", "vllm://"),
         ({"instruction": "x", "endpoint": "scripted", "mode": "open"}, "mode", "transparent_proxy"),
-        ({"instruction": "x", "endpoint": "scripted", "agent": "vim"}, "agent", "known: opencode, shell"),
+        ({"instruction": "x", "endpoint": "scripted", "agent": "vim"}, "agent", "known: loop, opencode, shell"),
         ({"instruction": "x", "endpoint": "scripted", "sandbox": "moon"}, "sandbox", "known:"),
         ({"instruction": "x", "endpoint": "scripted", "agent_timeout_s": 0}, "agent_timeout_s", "greater than 0"),
         ({"instruction": "x", "endpoint": "scripted", "upload_files": {"../../x": "y"}}, "", "does not name a file"),
-        ({"instruction": "x", "endpoint": "scripted", "environment": "shop"}, "environment", "no remote environments"),
+        ({"instruction": "x", "endpoint": "scripted", "environment": "shop"}, "environment", "it offers none"),
         ({"instruction": "x", "api_key": ["secret-value"]}, "api_key", "valid string"),
     ],
 )
@@ -126,6 +126,10 @@ async def test_without_keys_only_this_machine_s_user_may_ask(server: Served) -> 
                 request.headers.update(headers)
                 answer = await http.send(request)
                 assert (answer.status_code, answer.json()["error_code"]) == (403, "forbidden"), headers
+        unseen = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+        assert (await http.get("/page/board", headers=unseen)).status_code == 403
+        followed_a_link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+        assert (await http.get("/health", headers=followed_a_link)).status_code == 200
         same = await http.get("/rollouts", headers={"Origin": server.url})
         assert same.status_code == 200
         local = await http.get("/rollouts", headers={"Host": f"localhost:{httpx.URL(server.url).port}"})

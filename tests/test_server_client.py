@@ -14,7 +14,7 @@ from anyio.abc import SocketStream
 from rollcage import Client
 from rollcage.client import ServerError
 from rollcage.errors import UnknownRollout, UsageError
-from rollcage.events import Ended, Entry
+from rollcage.events import Ended, Entry, Queued
 from rollcage.types import Outcome
 from served import Served, served, shell
 
@@ -90,8 +90,18 @@ async def test_what_nobody_knows_is_an_error_and_a_server_that_is_not_there_too(
         with pytest.raises(UnknownRollout):
             await followed(client, "0000000000000000")
     async with Client("http://127.0.0.1:9", retries=1) as client:
-        with pytest.raises(ServerError, match="cannot be reached"):
+        with pytest.raises(ServerError, match=r"at http://127\.0\.0\.1:9 cannot be reached"):
             await client.state("0000000000000000")
+    with pytest.raises(UsageError, match="is no address of a server"):
+        Client("127.0.0.1:8000")
+
+
+async def test_a_start_has_a_key_of_its_own_even_where_an_empty_one_is_given(server: Served) -> None:
+    async with server.client() as client:
+        for key in ("", None):
+            started = await client.start("true", agent="shell", endpoint="scripted", idempotency_key=key)
+            [first] = [entry async for entry in client.follow(started.rollout_id) if entry.seq == 1]
+            assert isinstance(first.event, Queued) and first.event.idempotency_key, "else it could be started twice"
 
 
 BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError)

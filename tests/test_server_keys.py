@@ -268,3 +268,48 @@ async def test_a_port_that_is_taken_and_a_server_without_keys_are_refused_at_onc
     answer = rollcage(tmp_path, "serve", "--host", "0.0.0.0")
     assert answer.returncode == 2
     assert "there is no key" in answer.stderr
+
+
+async def test_pages_that_are_not_there_are_told_plainly_to_whoever_has_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    new_key(path, "alice")
+    async with (
+        served(tmp_path / "home", "--api-key-file", str(path)) as server,
+        httpx.AsyncClient(base_url=server.url) as by_nobody,
+    ):
+        for address in ("/web/nothing", "/web/%2e%2e/app.py", "/web//etc/passwd", "/web/%00"):
+            answer = await by_nobody.get(address)
+            assert (answer.status_code, answer.json()["error_code"]) == (404, "not_found"), address
+        assert (await by_nobody.post("/web/reset")).status_code == 405
+        assert "Traceback" not in server.log.read_text()
+
+
+async def test_a_key_cannot_cancel_the_calls_of_another_by_naming_its_session(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    alice, bob = new_key(path, "alice"), new_key(path, "bob")
+    session = {"mcp-session-id": "the-same", "accept": "application/json, text/event-stream"}
+    arguments = shell("sleep 2", on_disconnect="abort")
+    call = {"name": "run_rollout", "arguments": arguments}
+    async with (
+        served(tmp_path / "home", "--api-key-file", str(path)) as server,
+        server.http(alice) as by_alice,
+        server.http(bob) as by_bob,
+        anyio.create_task_group() as tasks,
+    ):
+        answers: list[httpx.Response] = []
+
+        async def run() -> None:
+            body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+            answers.append(await by_alice.post("/mcp", json=body, headers=session))
+
+        tasks.start_soon(run)
+        with anyio.fail_after(60):
+            while not (await by_alice.get("/rollouts")).json()["rollouts"]:
+                await anyio.sleep(0.05)
+        cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
+        assert (await by_bob.post("/mcp", json=cancel, headers=session)).status_code == 202
+        assert (await by_bob.delete("/mcp", headers=session)).status_code == 204
+        with anyio.fail_after(60):
+            while not answers:
+                await anyio.sleep(0.05)
+        assert answers[0].json()["result"]["structuredContent"]["outcome"] == "succeeded"

@@ -35,6 +35,28 @@ def job_of(**arguments: object) -> Job:
     return wanted(RolloutRequest.parsed({"instruction": "do it", **arguments}), SETTINGS, scripted=scripted).job
 
 
+def test_null_is_the_same_as_not_given() -> None:
+    names = ("setup", "verify", "upload_files", "template", "task_id", "base_url", "api_key", "test_script", "tests")
+    assert job_of(endpoint="vllm", **dict.fromkeys(names)) == job_of(endpoint="vllm")
+    with pytest.raises(BadArgument, match="instruction"):
+        RolloutRequest.parsed({"instruction": None})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"setup": "one command"}, "setup: must be a list"),
+        ({"upload_files": ["a.txt"]}, "upload_files: must be an object"),
+        ({"solution": [{"tool_call": []}]}, "unknown argument 'solution.0.tool_call'; did you mean 'tool_calls'?"),
+        ({"solution": [{"tool_calls": [{"name": "bash", "argument": {}}]}]}, "did you mean 'arguments'?"),
+    ],
+)
+def test_a_mistake_is_told_in_the_words_of_json(arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(BadArgument) as caught:
+        RolloutRequest.parsed({"instruction": "do it", **arguments})
+    assert said in str(caught.value) and caught.value.argument == next(iter(arguments))
+
+
 def test_the_newer_shape_means_what_it_says() -> None:
     job = job_of(
         endpoint="vllm",
@@ -58,6 +80,18 @@ def test_the_newer_shape_means_what_it_says() -> None:
     assert (sampling.thinking, sampling.top_logprobs, sampling.seed, sampling.temperature) == (True, 3, 9, 0.5)
     assert (job.task.limits.max_tokens_cap, job.task.limits.agent_timeout_s, job.task.limits.timeout_s) == (7, 5, 50)
     assert (job.sandbox.template, job.mode) == ("big", "black_box")
+
+
+def test_the_published_image_is_what_every_box_has_anyway() -> None:
+    assert job_of(endpoint="vllm", template="opencode-rl").sandbox.template == ""
+    assert job_of(endpoint="vllm", template="opencode-rl", sandbox="e2b").sandbox.template == "opencode-rl"
+
+
+@pytest.mark.parametrize("argument", ["upload_files", "tests"])
+def test_a_path_that_leads_out_names_its_argument(argument: str) -> None:
+    with pytest.raises(BadArgument, match="does not name a file below") as caught:
+        job_of(endpoint="vllm", **{argument: {"../../x": "1"}})
+    assert caught.value.argument == argument and str(caught.value).startswith(f"{argument}: ")
 
 
 def test_the_older_shape_means_the_same() -> None:

@@ -41,6 +41,9 @@ def test_every_field_of_a_task_can_be_given(tmp_path: Path) -> None:
         test_script = "echo 1 > $REWARD_FILE"
         verify_in = "fresh"
         keep = ["/home/user/.cache"]
+        verifier = "def verify(before, after): return 1"
+        environment_seed = 7
+        environment = "fleet:ticket-desk"
         [files]
         "a.txt" = "text"
         [tests]
@@ -56,6 +59,7 @@ def test_every_field_of_a_task_can_be_given(tmp_path: Path) -> None:
         """,
     )
     task = load_task(path)
+    assert load(path).environment == "fleet:ticket-desk"
     assert set(Task.model_fields) == task.model_fields_set
     assert (task.id, task.workdir, task.verify_in, task.limits.max_turns) == ("t1", "/home/user/project", "fresh", 3)
     assert task.solution[0].tool_calls[0].arguments == {"command": "touch x", "description": "Makes x"}

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from opencode_env.harness import OpenCodeHarnessAdapter as OpenCodeHarnessAdapter
     from opencode_env.harness import OpenCodeSession as OpenCodeSession
     from opencode_env.harness import OpenCodeSessionFactory as OpenCodeSessionFactory
+    from opencode_env.models import CommandResult as CommandResult
     from opencode_env.models import OpenCodeState as OpenCodeState
     from opencode_env.models import RolloutAction as RolloutAction
     from opencode_env.models import RolloutObservation as RolloutObservation
+    from opencode_env.models import RolloutTurn as RolloutTurn
     from opencode_env.sandbox import BgJob as BgJob
     from opencode_env.sandbox import E2BSandboxBackend as E2BSandboxBackend
     from opencode_env.sandbox import ExecResult as ExecResult
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from opencode_env.summary import RolloutSummary as RolloutSummary
     from opencode_env.summary import collect_rollout_summary as collect_rollout_summary
     from opencode_env.task import OpenCodeTask as OpenCodeTask
-    from rollcage.result import CommandOutcome as CommandResult  # noqa: F401 - another name on purpose
-    from rollcage.result import ProxyTurn as RolloutTurn  # noqa: F401 - another name on purpose
     from rollcage.result import RolloutResult as RolloutResult
 
 _PLACES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Self, TypeVar, Unpack
 
 from openenv.core.client_types import StepResult
@@ -47,6 +48,11 @@ class OpenCodeEnv(MCPToolClient):
         if len(args) < 2:  # connect_timeout_s, message_timeout_s
             options.setdefault("message_timeout_s", WAIT_S)
         super().__init__(base_url, *args, **options)
+
+    def __enter__(self) -> Any:
+        """Connect, for sync callers: in a plain `with` every method gives its answer, as `.sync()` does."""
+        super().__enter__()
+        return self.sync()
 
     async def __aenter__(self) -> Self:
         """Connect; the session ends with the block."""
@@ -99,3 +105,8 @@ class OpenCodeEnv(MCPToolClient):
 
     def _parse_state(self, payload: dict[str, Any]) -> OpenCodeState:
         return OpenCodeState.model_validate(payload)
+
+
+def _extract_text(result: Any) -> str:
+    """The JSON text of a tool's answer, for code that parses it itself: `RolloutResult.model_validate_json(...)`."""
+    return result if isinstance(result, str) else json.dumps(result)

@@ -175,7 +175,7 @@ class OpenCodeSession(ResourceSession):
             task_status.started(scope)
             try:
                 seconds = self.config.agent_timeout_s
-                await work(self._job, self._parts, self.sandbox.box, self._record, seconds=seconds, name="")
+                await work(self._job, self._parts, (self.sandbox.box, None), self._record, seconds=seconds, name="")
             except Failure as failure:
                 self.error = failure.ended.error
             except Exception as error:  # noqa: BLE001 - whatever breaks, the session says so

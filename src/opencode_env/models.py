@@ -9,6 +9,21 @@ from openenv.core.env_server.mcp_types import Tool, ToolError
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import ConfigDict, Field, WithJsonSchema, field_validator
 
+from rollcage.result import CommandOutcome as CommandResult
+from rollcage.result import ProxyTurn as RolloutTurn
+from rollcage.result import RolloutResult
+
+__all__ = [
+    "ACTIONS",
+    "CommandResult",
+    "OpenCodeState",
+    "RolloutAction",
+    "RolloutArguments",
+    "RolloutObservation",
+    "RolloutResult",
+    "RolloutTurn",
+]
+
 ACTIONS = ("call_tool", "list_tools")
 """The kinds of action there are."""
 
@@ -99,5 +114,7 @@ class RolloutArguments(TypedDict, total=False):
     sandbox: str
     template: str
     environment: str
+    environment_seed: int | None
+    verifier: str
     idempotency_key: str
     on_disconnect: Literal["continue", "abort"]

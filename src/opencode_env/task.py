@@ -33,4 +33,4 @@ class OpenCodeTask(BaseModel):
                 return cls.model_validate(value)
             case _:
                 kind = type(value).__name__
-                raise TypeError(f"task: a {kind} is no task; give a string, a dict or an OpenCodeTask")
+                raise TypeError(f"task: Cannot coerce a {kind} to a task; give a string, a dict or an OpenCodeTask")

@@ -13,6 +13,7 @@ from rollcage.settings import Settings
 if TYPE_CHECKING:
     from rollcage.agents.base import Agent
     from rollcage.agents.opencode import OpenCode
+    from rollcage.environments.base import Environments
     from rollcage.runner import Backends, Runner
     from rollcage.sandboxes.base import Provider
     from rollcage.sandboxes.container import ContainerProvider
@@ -58,12 +59,22 @@ def agent(settings: Settings) -> OpenCode:
     return OpenCode(settings.cache_dir)
 
 
+def environments(settings: Settings) -> dict[str, Environments]:
+    """Remote environments, by the word their addresses begin with. None is asked for anything before it is used."""
+    from rollcage.environments.fleet import FleetEnvironments
+    from rollcage.environments.mcp import McpEnvironments
+    from rollcage.environments.openenv import OpenEnvEnvironments
+
+    return {"fleet": FleetEnvironments(settings.fleet), "mcp": McpEnvironments(), "openenv": OpenEnvEnvironments()}
+
+
 @asynccontextmanager
 async def opened_backends(settings: Settings, *, warm: int = 0) -> AsyncIterator[Backends]:
     """Everything rollouts can be run with. Backends that nobody asks for cost nothing.
 
     `warm`: so many boxes of each kind are kept open ahead, with the agent's server started; local ones from now on.
     """
+    from rollcage.agents.loop import Loop
     from rollcage.agents.shell import Shell
     from rollcage.gateway import Gateway
     from rollcage.runner import Backends
@@ -74,10 +85,15 @@ async def opened_backends(settings: Settings, *, warm: int = 0) -> AsyncIterator
     async with Gateway.open() as gateway, AsyncExitStack() as stack:
         boxes = {name: await stack.enter_async_context(make()) for name, make in providers(settings).items()}
         opencode = agent(settings)
-        agents: list[Agent] = [opencode, Shell()]
+        agents: list[Agent] = [opencode, Shell(), Loop()]
         if warm:
             boxes = await _pooled(stack, boxes, opencode, warm)
-        yield Backends(providers=boxes, agents={known.name: known for known in agents}, gateway=gateway)
+        yield Backends(
+            providers=boxes,
+            agents={known.name: known for known in agents},
+            gateway=gateway,
+            environments=environments(settings),
+        )
 
 
 async def _pooled(

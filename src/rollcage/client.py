@@ -52,6 +52,8 @@ class Client:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """`key`: one of the server's; none where it asks for none. `retries`: how often a safe request is repeated."""
+        if not address.startswith(("http://", "https://")):
+            raise UsageError(f"address: {address!r} is no address of a server; it looks like http://127.0.0.1:8000")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.AsyncClient(
             base_url=address,
@@ -63,6 +65,12 @@ class Client:
             verify=not address.startswith("http://"),
         )
         self._retries = retries
+
+    def _explained(self, error: Exception) -> RollcageError:
+        if isinstance(error, RollcageError):
+            return error
+        said = f"the server at {self._http.base_url} cannot be reached: {error or type(error).__name__}"
+        return ServerError(f"{said}; is it running? rollcage serve starts one", code="unreachable")
 
     async def __aenter__(self) -> Self:
         """Ready at once: the first request connects."""
@@ -79,9 +87,8 @@ class Client:
 
         An idempotency key is made up where none is given, so that a repeated request starts nothing twice.
         """
-        request = RolloutRequest.parsed(
-            {"idempotency_key": secrets.token_hex(16), "instruction": instruction, **arguments}
-        )
+        key = arguments.get("idempotency_key") or secrets.token_hex(16)
+        request = RolloutRequest.parsed({**arguments, "instruction": instruction, "idempotency_key": key})
         return await self._ask(Started, "POST", "/rollouts", json=_revealed(request), safe=True)
 
     async def run(self, instruction: str, **arguments: Any) -> RolloutResult:
@@ -126,7 +133,7 @@ class Client:
             except (httpx.TransportError, ServerError) as error:
                 failures += 1
                 if failures > self._retries or not _again(error):
-                    raise _explained(error) from error
+                    raise self._explained(error) from error
                 await anyio.sleep(_pause(failures))
 
     async def abort(self, rollout_id: str, reason: str = "", *, wait_s: float = 0) -> Aborted:
@@ -179,7 +186,7 @@ class Client:
             except (httpx.TransportError, ServerError) as error:
                 attempt += 1
                 if attempt > self._retries or not (safe or method == "GET") or not _again(error):
-                    raise _explained(error) from error
+                    raise self._explained(error) from error
                 await anyio.sleep(_pause(attempt))
 
     async def _over(self, rollout_id: str, after: int) -> bool:
@@ -263,12 +270,6 @@ def _again(error: Exception) -> bool:
     return isinstance(error, httpx.TransportError) or (
         isinstance(error, ServerError) and error.status in RETRY_STATUSES and error.code != "not_served"
     )
-
-
-def _explained(error: Exception) -> RollcageError:
-    if isinstance(error, RollcageError):
-        return error
-    return ServerError(f"the server cannot be reached: {type(error).__name__}: {error}", code="unreachable")
 
 
 def _pause(attempt: int) -> float:

@@ -8,6 +8,9 @@ RollcageError
 ├── SandboxError          a box could not be opened, or refused what was asked of it
 │   ├── SandboxLost       the box is gone; nothing more can be done in it
 │   └── FileMissing       no such file in the box
+├── EnvironmentFailed     a remote environment cannot be had, or cannot be used as asked
+│   ├── EnvironmentLost   it was there, and is gone
+│   └── ResetFailed       it did not go back to its start
 ├── AgentError            the agent could not be installed or started
 ├── ModelError            the model's endpoint cannot be used
 │   └── ModelUnreachable  no answer, or one that will never change: refused, wrong key
@@ -55,6 +58,18 @@ class SandboxLost(SandboxError):
 
 class FileMissing(SandboxError):
     """No such file in the box (or it is not a regular file)."""
+
+
+class EnvironmentFailed(RollcageError):
+    """A remote environment cannot be had, or cannot be used as asked."""
+
+
+class EnvironmentLost(EnvironmentFailed):
+    """The remote environment was there, and is gone or out of reach."""
+
+
+class ResetFailed(EnvironmentFailed):
+    """The remote environment did not go back to its start."""
 
 
 class AgentError(RollcageError):

@@ -141,6 +141,36 @@ class FilesCollected(Value):
     """The patch was longer than we keep."""
 
 
+class EnvironmentOpened(Value):
+    """A remote environment is there, and was put to its start."""
+
+    kind: Literal["environment_opened"] = "environment_opened"
+    address: str
+    """As the job names it."""
+    name: str
+    """What it calls itself, with its version."""
+    instance_id: str = ""
+    """Which instance of it."""
+    tools: tuple[str, ...] = ()
+    """What the agent is offered."""
+
+
+class ToolCalled(Value):
+    """The agent called a tool of the remote environment."""
+
+    kind: Literal["tool_called"] = "tool_called"
+    name: str
+    arguments: JsonObject = {}
+    """As the agent gave them; where they were very long, their beginning as one text under `...`."""
+    answer: str = ""
+    """What the agent was told, as text; the beginning of it where it was very long."""
+    failed: bool = False
+    """The tool says that it failed, or could not be called."""
+    error: str = ""
+    """Why it could not be called."""
+    seconds: float = 0.0
+
+
 class Scored(Value):
     """The verifier's judgement."""
 
@@ -177,6 +207,8 @@ Event = Annotated[
     | AgentStarted
     | AgentSaid
     | AgentEnded
+    | EnvironmentOpened
+    | ToolCalled
     | TurnEnded
     | Noticed
     | FilesCollected
@@ -220,6 +252,8 @@ class Rollout(Value):
     agent_exit_code: int | None = None
     agent_error: str | None = None
     agent_log_tail: str = ""
+    environment: EnvironmentOpened | None = None
+    tool_calls: tuple[ToolCalled, ...] = ()
     noticed: tuple[Noticed, ...] = ()
     notes: tuple[str, ...] = ()
     files: dict[str, str] = {}
@@ -245,7 +279,9 @@ class Rollout(Value):
     def fold(cls, entries: Iterable[Entry]) -> Rollout:
         """The state after these entries, which start with the rollout's first."""
         state: JsonObject = {}
-        lists: dict[str, list[object]] = {name: [] for name in ("setup", "verify", "turns", "said", "noticed")}
+        lists: dict[str, list[object]] = {
+            name: [] for name in ("setup", "verify", "turns", "said", "noticed", "tool_calls")
+        }
         timings: dict[str, float] = {}
         for entry in entries:
             _apply(state, lists, timings, entry)
@@ -262,7 +298,7 @@ def _apply(state: JsonObject, lists: dict[str, list[object]], timings: dict[str,
             state.update(id=entry.rollout_id, job=job, owner=owner, caller=caller, resumable=resumable)
             state["created_at"] = entry.time
         case Requeued(owner=owner):
-            state.update(owner=owner, stage=Stage.QUEUED, sandbox_id="", notes=())
+            state.update(owner=owner, stage=Stage.QUEUED, sandbox_id="", notes=(), environment=None)
             lists["setup"].clear()
             timings.clear()
         case StageStarted(stage=stage):
@@ -279,6 +315,10 @@ def _apply(state: JsonObject, lists: dict[str, list[object]], timings: dict[str,
             state.update(agent_exit_code=exit_code, agent_error=error, agent_log_tail=tail)
         case TurnEnded(turn=turn):
             lists["turns"].append(turn)
+        case EnvironmentOpened() as opened:
+            state["environment"] = opened
+        case ToolCalled() as called:
+            lists["tool_calls"].append(called)
         case Noticed() as noticed:
             lists["noticed"].append(noticed)
         case FilesCollected(files=files, extra=extra, why=why, patch=patch, patch_truncated=truncated):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rollcage.sandboxes.base import Sandbox, run
+from rollcage.sandboxes.base import PATH, Sandbox, run
 from rollcage.sandboxes.files import SKIPPED
 from rollcage.types import HOME
 
@@ -21,6 +21,7 @@ MAX_PATCH_BYTES = 1 << 20
 TIMEOUT_S = 30.0
 
 _ENVIRONMENT = {
+    "PATH": PATH,  # an image's own may lead to where the agent could write
     "GIT_DIR": BEFORE,
     "GIT_CONFIG_GLOBAL": "/dev/null",
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -68,7 +69,7 @@ async def remember(box: Sandbox, workdir: str) -> bool:
     return ran.code == 0
 
 
-async def patch_of(box: Sandbox, workdir: str) -> Patch | None:
+async def patch_of(box: Sandbox, workdir: str, *, timeout_s: float = TIMEOUT_S) -> Patch | None:
     """What was changed in the workdir since it was remembered; None where it was not, or cannot be told."""
     script = f"set -o pipefail; ({_COMPARE}) | head --bytes={MAX_PATCH_BYTES + 1}"
     ran = await run(
@@ -76,7 +77,7 @@ async def patch_of(box: Sandbox, workdir: str) -> Patch | None:
         _shell(script, workdir),
         env=_ENVIRONMENT,
         cwd="/",
-        timeout_s=TIMEOUT_S,
+        timeout_s=timeout_s,
         limit=MAX_PATCH_BYTES + 1,
     )
     if len(ran.stdout.data) > MAX_PATCH_BYTES:

@@ -26,7 +26,7 @@ class ProxyTurn(Value):
 
     turn: int
     """Order of arrival, from 0."""
-    purpose: str
+    purpose: str = "agent"
     """`agent`, `title`, `compaction` or `subagent`."""
     session_id: str = ""
     """The agent's own session id."""
@@ -63,9 +63,9 @@ class ProxyTurn(Value):
 class RolloutResult(Value):
     """What a rollout came to."""
 
-    task_id: str
+    task_id: str = ""
     """The caller's own name for the task."""
-    rollout_id: str
+    rollout_id: str = ""
     """Names this rollout in the log."""
     sandbox_id: str = ""
     """The box it ran in."""
@@ -86,7 +86,7 @@ class RolloutResult(Value):
     proxy_turns: list[ProxyTurn] = []
     """Every model call."""
     files: dict[str, str] = {}
-    """What the agent left in the workdir."""
+    """What the agent left in the workdir: `{path in the box: text}`."""
     files_extra: list[str] = []
     """Paths that were not collected."""
     workdir_files: dict[str, str] = {}
@@ -115,6 +115,8 @@ class RolloutResult(Value):
     """Why each of them was not: `binary`, `symlink`, `too large (123 bytes)`, ..."""
     patch: str | None = None
     """What the agent changed in the workdir, as `git diff` writes it; null where that cannot be told."""
+    reward_parts: dict[str, float] = {}
+    """Named parts of the reward, from `reward.json`."""
     patch_truncated: bool = False
     """The patch was longer than is kept; its text ends at a whole line."""
 
@@ -122,6 +124,8 @@ class RolloutResult(Value):
 def result_of(rollout: Rollout) -> RolloutResult:
     """The rollout in the shape that published clients read."""
     verify, test = _split(rollout)
+    workdir = rollout.job.task.workdir
+    files = {f"{workdir}/{path}": text for path, text in rollout.files.items()}
     return RolloutResult(
         task_id=rollout.job.task.id,
         rollout_id=rollout.id,
@@ -134,12 +138,13 @@ def result_of(rollout: Rollout) -> RolloutResult:
         setup_results=[_command(result) for result in rollout.setup],
         verify_results=[_command(result) for result in verify],
         proxy_turns=[proxy_turn(turn) for turn in rollout.turns],
-        files=rollout.files,
-        files_extra=list(rollout.files_extra),
-        files_extra_why=rollout.files_why,
+        files=files,
+        files_extra=[f"{workdir}/{path}" for path in rollout.files_extra],
+        files_extra_why={f"{workdir}/{path}": why for path, why in rollout.files_why.items()},
+        reward_parts=rollout.reward.parts if rollout.reward else {},
         patch=rollout.patch,
         patch_truncated=rollout.patch_truncated,
-        workdir_files=rollout.files,
+        workdir_files=files,
         agent_log_tail=rollout.agent_log_tail,
         proxy_log_tail="\n".join(f"turn {turn.index}: {turn.error}" for turn in rollout.turns if turn.error),
         install_log_tail="\n".join(rollout.notes),

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import anyio
 
-from rollcage.agents.base import Agent, AgentExit
+from rollcage.agents.base import Agent, AgentExit, Offer
+from rollcage.environments.base import Environment, Environments, offered, ready
 from rollcage.errors import (
     AgentError,
+    EnvironmentFailed,
+    EnvironmentLost,
     ModelUnreachable,
+    ResetFailed,
     RollcageError,
     SandboxError,
     SandboxLost,
@@ -21,9 +26,10 @@ from rollcage.errors import (
     StoreError,
     VerifierHung,
 )
-from rollcage.events import AgentEnded, BoxOpened, Ended, Event, StageEnded, StageStarted, TurnEnded
+from rollcage.events import AgentEnded, BoxOpened, Ended, Event, Scored, StageEnded, StageStarted, TurnEnded
 from rollcage.gateway import Gateway
-from rollcage.sandboxes.base import Provider, Sandbox
+from rollcage.sandboxes.base import Bare, Provider, Sandbox
+from rollcage.scoring import combined
 from rollcage.staging import run_commands, stage_files
 from rollcage.types import Job, Limits, Outcome, Stage, Turn
 from rollcage.verification import remembered, verify
@@ -50,6 +56,8 @@ class Parts:
     provider: Provider
     agent: Agent
     gateway: Gateway
+    environments: Environments | None = None
+    """Where the remote environment that the job names comes from."""
 
 
 @dataclass
@@ -115,7 +123,10 @@ async def _rollout(job: Job, parts: Parts, log: Log, stages: Stages, name: str) 
     with anyio.CancelScope(deadline=anyio.current_time() + clock.until_reserve()) as before_agent:
         await stages.enter(Stage.PROVISION)
         await parts.gateway.check(job.model)
-        async with parts.provider.open(job.sandbox, parts.agent.layers()) as box:
+        async with (
+            remote(job, parts, log) as environment,
+            parts.provider.open(job.sandbox, parts.agent.layers()) as box,
+        ):
             await log(BoxOpened(sandbox_id=box.id, backend=parts.provider.name, notes=box.notes))
             await stages.enter(Stage.SETUP)
             await set_up(job, box, log)
@@ -124,17 +135,43 @@ async def _rollout(job: Job, parts: Parts, log: Log, stages: Stages, name: str) 
                 before_agent.deadline = math.inf
                 await stages.enter(Stage.AGENT)
                 seconds = min(job.task.limits.agent_timeout_s, clock.until_reserve())
-                verdict = await work(job, parts, box, log, seconds=seconds, name=name)
+                verdict = await work(job, parts, (box, environment), log, seconds=seconds, name=name)
                 await stages.enter(Stage.VERIFY)
                 seconds = min(job.task.limits.verify_timeout_s, clock.until_end())
-                await verify(job, box, parts.provider, log, seconds=seconds, own=own, archive=archive)
+                found = await verify(job, box, parts.provider, log, seconds=seconds, own=own, archive=archive)
+                if reward := combined(await judged(job, environment, clock.until_end()), found):
+                    await log(Scored(reward=reward))
                 return verdict
     message = f"the agent had not started when {clock.limits.deadline_s:g} s less the scoring reserve were up"
     raise Failure(Outcome.TIMED_OUT, "timed_out", f"{message}; raise timeout_s")
 
 
+@asynccontextmanager
+async def remote(job: Job, parts: Parts, log: Log) -> AsyncIterator[Environment | None]:
+    """The remote environment that the job names, at its start; released at the end of the block."""
+    if parts.environments is None:
+        yield None
+    else:
+        async with ready(parts.environments, job.environment, job.task, log) as environment:
+            yield environment
+
+
+async def judged(job: Job, environment: Environment | None, seconds: float) -> float | None:
+    """What the remote environment says the agent earned; null where there is none, or it judges nothing."""
+    if environment is None:
+        return None
+    seconds = min(job.task.limits.verify_timeout_s, seconds)
+    try:
+        with anyio.fail_after(seconds):
+            return await environment.reward(job.task)
+    except TimeoutError:
+        raise VerifierHung(f"{job.environment} had not judged the agent's work after {seconds:g} s") from None
+
+
 async def set_up(job: Job, box: Sandbox, log: Log) -> None:
     """The task's files and commands."""
+    if isinstance(box, Bare):
+        return
     await stage_files(box, job.task)
     seconds = job.task.limits.setup_timeout_s
     failed = await run_commands(box, job, job.task.setup, stage=Stage.SETUP, log=log, seconds=seconds)
@@ -145,9 +182,12 @@ async def set_up(job: Job, box: Sandbox, log: Log) -> None:
         raise Failure(Outcome.SETUP_FAILED, code, f"setup command {failed.command!r} {how}. {said[0]}".strip())
 
 
-async def work(job: Job, parts: Parts, box: Sandbox, log: Log, *, seconds: float, name: str) -> Ended:
-    """The agent works, the gateway records. When this returns its processes are dead and its key is void."""
+async def work(
+    job: Job, parts: Parts, place: tuple[Sandbox, Environment | None], log: Log, *, seconds: float, name: str
+) -> Ended:
+    """The agent works, the gateway records. When this returns its processes are dead, its key and its tools void."""
     ending: AgentExit | None = None
+    box, environment = place
 
     async def record(turn: Turn) -> None:
         await log(TurnEnded(turn=turn))
@@ -155,11 +195,12 @@ async def work(job: Job, parts: Parts, box: Sandbox, log: Log, *, seconds: float
     async with (
         box.listen(GATEWAY_PORT) as sock,
         parts.gateway.lend(job.model, sock, limits=job.task.limits, mode=job.mode, record=record, name=name) as lease,
+        offered(environment, box, log) as tools_url,
     ):
         with anyio.move_on_after(max(0.0, seconds)):
-            workdir = job.task.workdir
+            offer = Offer(lease.endpoint, tools_url)
             ending = await parts.agent.solve(
-                box, job.task.instruction, lease.endpoint, job.agent, workdir=workdir, say=log
+                box, job.task.instruction, offer, job.agent, workdir=job.task.workdir, say=log
             )
     tail = await parts.agent.log_tail(box)
     if ending is None:
@@ -207,6 +248,9 @@ _OUTCOMES: tuple[tuple[type[Exception], Outcome, str], ...] = (
     (SetupError, Outcome.SANDBOX_FAILED, "machine_not_ready"),
     (SandboxError, Outcome.SANDBOX_FAILED, "sandbox_failed"),
     (ModelUnreachable, Outcome.MODEL_UNREACHABLE, "model_unreachable"),
+    (EnvironmentLost, Outcome.ENVIRONMENT_FAILED, "environment_lost"),
+    (ResetFailed, Outcome.ENVIRONMENT_FAILED, "reset_failed"),
+    (EnvironmentFailed, Outcome.ENVIRONMENT_FAILED, "environment_failed"),
     (AgentError, Outcome.AGENT_FAILED, "agent_not_started"),
     (VerifierHung, Outcome.VERIFY_FAILED, "verify_timeout"),
     (ScoringError, Outcome.VERIFY_FAILED, "bad_reward"),

@@ -5,28 +5,23 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from rollcage._hiding import hidden
 from rollcage._places import EVERYBODY, Places, Share, Ticket
-from rollcage.agents.base import Agent
-from rollcage.errors import StoreError, UsageError
+from rollcage.backends import Backends as Backends
+from rollcage.errors import StoreError
 from rollcage.events import AbortRequested, Ended, Event, Queued, Requeued, Rollout
-from rollcage.gateway import Gateway
 from rollcage.live import serve
 from rollcage.run import Parts, run
-from rollcage.sandboxes.base import Provider
 from rollcage.store import Store, Summary
 from rollcage.types import Job, Outcome, Stage
-
-T = TypeVar("T")
 
 RETRY_S = 5
 """How long to wait before a log that could not be written is tried again."""
@@ -156,29 +151,6 @@ async def bury(store: Store, rollout_id: str) -> None:
         if not owners.alive(summary.owner):
             await recover(store, owners)
         await anyio.sleep(1)
-
-
-@dataclass(frozen=True)
-class Backends:
-    """What rollouts can be run with, by the names jobs use."""
-
-    providers: Mapping[str, Provider]
-    agents: Mapping[str, Agent]
-    gateway: Gateway
-
-    def parts(self, job: Job) -> Parts:
-        """The parts this job asks for; UsageError where there is no such thing, or it cannot do what is asked."""
-        provider = _named("sandbox", job.sandbox.backend, self.providers)
-        agent = _named("agent", job.agent.name, self.agents)
-        provider.check(job.sandbox)
-        agent.check(job.agent)
-        return Parts(provider=provider, agent=agent, gateway=self.gateway)
-
-
-def _named(what: str, name: str, known: Mapping[str, T]) -> T:
-    if name not in known:
-        raise UsageError(f"{what}: no {name!r} here; known: {', '.join(sorted(known))}")
-    return known[name]
 
 
 class Runner:
@@ -312,10 +284,11 @@ class Runner:
                 self._stop(entry.rollout_id)
 
     async def _run(self, rollout_id: str, job: Job, parts: Parts) -> None:
-        key = job.model.key.get_secret_value()
+        kept = (job.model.key.get_secret_value(), *(parts.environments.secrets if parts.environments else ()))
 
         async def log(event: Event) -> None:
-            event = hidden(event, key)
+            for secret in kept:
+                event = hidden(event, secret)
             await self._store.append(rollout_id, event)
             self.heard(rollout_id, event)
 

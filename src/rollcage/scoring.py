@@ -52,6 +52,16 @@ def reward_of(results: Sequence[CommandResult], text: bytes | None, parts: bytes
     return Reward(total=passed / len(results), source="commands")
 
 
+def combined(environment: float | None, own: Reward | None) -> Reward | None:
+    """The reward: the environment's number where it gave one, and what the task's own commands found as parts of it."""
+    if environment is None:
+        return own
+    if not math.isfinite(environment):
+        raise ScoringError(f"the environment gave {environment}, which is no reward")
+    parts = {**own.parts, "verify": own.total} if own else {}
+    return Reward(total=environment, parts=parts, source="environment")
+
+
 def _number(text: bytes) -> float:
     shown = text[:80].decode("utf-8", "replace").strip()
     try:

@@ -56,6 +56,8 @@ class Outcome(StrEnum):
     """No box could be opened."""
     SANDBOX_LOST = "sandbox_lost"
     """The box vanished while it was in use."""
+    ENVIRONMENT_FAILED = "environment_failed"
+    """The remote environment could not be had, reset or reached, or was lost."""
     MODEL_UNREACHABLE = "model_unreachable"
     """The model's endpoint did not answer, or refused us."""
     TIMED_OUT = "timed_out"
@@ -167,8 +169,8 @@ class Reward(Value):
     total: float
     """The number trainers use."""
     parts: dict[str, float] = {}
-    """Named components, from `reward.json` or one per verify command."""
-    source: Literal["reward_file", "reward_json", "commands"] = "commands"
+    """Named components: from `reward.json`, and `verify` where a remote environment gave the total."""
+    source: Literal["reward_file", "reward_json", "commands", "environment"] = "commands"
     """Where the number came from."""
 
 
@@ -274,6 +276,11 @@ class Task(Value):
     nothing but the workdir."""
     keep: tuple[str, ...] = ()
     """Further paths below the home directory that verification sees as the agent left them."""
+    verifier: str = ""
+    """Python source of a function `verify(before, after)`. Where the job names a remote environment that runs
+    verifiers, it is run there, beside its data, after the agent is gone; what it gives is the reward."""
+    environment_seed: int | None = None
+    """The job's remote environment is reset with it."""
     limits: Limits = Limits()
     """How much the rollout may use."""
     solution: tuple[ScriptedTurn, ...] = ()
@@ -288,9 +295,12 @@ class Task(Value):
 
     @model_validator(mode="after")
     def _files_below_home(self) -> Self:
-        for folder, files in ((self.workdir, self.files), (TESTS_DIR, self.tests)):
+        for name, folder, files in (("files", self.workdir, self.files), ("tests", TESTS_DIR, self.tests)):
             for path in files:
-                placed(path, folder)
+                try:
+                    placed(path, folder)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
         return self
 
     @field_validator("workdir", "keep", mode="after")
@@ -395,6 +405,9 @@ class Job(Value):
     """Who acts."""
     sandbox: SandboxSpec = SandboxSpec()
     """Where."""
+    environment: str = ""
+    """A remote environment whose tools the agent gets and which gives the reward: `fleet:KEY`,
+    `openenv:http://host:port` or `mcp:http://host:port/mcp`; empty: none."""
     mode: Literal["transparent_proxy", "black_box"] = "transparent_proxy"
     """`black_box`: the agent's calls are relayed and not recorded."""
 

@@ -11,14 +11,14 @@ from pathlib import PurePosixPath
 import anyio
 
 from rollcage.errors import ScoringError, VerifierHung
-from rollcage.events import BoxOpened, Event, FilesCollected, Noticed, Scored
-from rollcage.patches import BEFORE, patch_of, remember
-from rollcage.sandboxes.base import PATH, Provider, Rewindable, Sandbox, run
-from rollcage.sandboxes.files import Collected, collect, copy_path
+from rollcage.events import BoxOpened, Event, FilesCollected, Noticed
+from rollcage.patches import BEFORE, TIMEOUT_S, patch_of, remember
+from rollcage.sandboxes.base import PATH, Bare, Provider, Rewindable, Sandbox, run
+from rollcage.sandboxes.files import Collected, NotCopied, collect, copy_path
 from rollcage.sandboxes.saved import Saved, saved
 from rollcage.scoring import reward_of, writes_parts, writes_reward
 from rollcage.staging import run_commands
-from rollcage.types import LOGS_DIR, TESTS_DIR, Job, Stage, Task, placed
+from rollcage.types import LOGS_DIR, TESTS_DIR, Job, Reward, Stage, Task, placed
 
 Log = Callable[[Event], Awaitable[object]]
 
@@ -69,6 +69,9 @@ async def remembered(job: Job, box: Sandbox, own: Sequence[str]) -> AsyncIterato
     A box that cannot be rewound, or is not to be used again, gives what verification needs of its home as an archive.
     `own`: paths where the agent program keeps its own state.
     """
+    if isinstance(box, Bare):
+        yield None
+        return
     task = job.task
     patchable = await remember(box, task.workdir)
     async with AsyncExitStack() as stack:
@@ -95,18 +98,21 @@ async def verify(
     seconds: float,
     own: Sequence[str] = (),
     archive: Saved | None = None,
-) -> None:
-    """Rewind or replace the box, stage the tests, run them in fresh processes, read the reward.
+) -> Reward | None:
+    """Rewind or replace the box, stage the tests, run them in fresh processes; the reward they gave, if any.
 
     `own`: paths where the agent program keeps its own state; changes there are not worth a notice. `archive`: what
     `remembered` gave.
     """
+    if isinstance(box, Bare):
+        return None
     deadline = time.monotonic() + seconds
     try:
         with anyio.fail_after(seconds + GRACE_S):
             async with _clean_box(job, box, provider, log, own, archive) as clean:
                 collected = await collect(clean, job.task.workdir, before=_CLEAR)
-                patch = await patch_of(clean, job.task.workdir)
+                # The agent's files decide how long this takes; the verifier must have time left whatever they are.
+                patch = await patch_of(clean, job.task.workdir, timeout_s=min(TIMEOUT_S, seconds / 4))
                 await log(
                     FilesCollected(
                         files=collected.files,
@@ -117,7 +123,7 @@ async def verify(
                     )
                 )
                 await _notice_deciders(job.task, collected, log)
-                await _judge(job, clean, log, deadline)
+                return await _judge(job, clean, log, deadline)
     except TimeoutError:
         raise VerifierHung(f"verification had not ended after {seconds:g} s") from None
 
@@ -138,7 +144,12 @@ async def _clean_box(
         if archive is not None:
             await archive.unpack(fresh)
         for path in (task.workdir, *task.keep):
-            await copy_path(box, fresh, path)
+            try:
+                await copy_path(box, fresh, path)
+            except NotCopied:
+                # The agent made it so. It is judged without it: an error would be a way around a zero.
+                await run(fresh, ["rm", "-rf", "--", path], env={"PATH": PATH})
+                await log(Noticed(what="cannot be copied to a fresh box; verification does not see it", paths=(path,)))
         yield fresh
 
 
@@ -163,7 +174,7 @@ def _decides(path: str) -> bool:
     return name in DECIDERS or first in DECIDERS or first.removesuffix(".py") in sys.stdlib_module_names
 
 
-async def _judge(job: Job, box: Sandbox, log: Log, deadline: float) -> None:
+async def _judge(job: Job, box: Sandbox, log: Log, deadline: float) -> Reward | None:
     task = job.task
     for path, text in task.tests.items():
         await box.write(placed(path, TESTS_DIR), text.encode())
@@ -185,39 +196,57 @@ async def _judge(job: Job, box: Sandbox, log: Log, deadline: float) -> None:
         stage=Stage.VERIFY,
         log=noted,
         seconds=deadline - time.monotonic(),
-        env=ENVIRONMENT,
+        env={**ENVIRONMENT, "PATH": await _path(box, task) if job.sandbox.template else PATH},
     )
     if hung:
         raise VerifierHung(f"verify command {hung.command!r} ran out of time")
-    total, parts = await _left(box)
-    if total is not None and not writes_reward(task):
-        await log(Noticed(what="a reward the verifier did not write; it was ignored", paths=(REWARD_FILE,)))
-        total = None
-    if parts is not None and not writes_parts(task):
-        await log(Noticed(what="a reward the verifier did not write; it was ignored", paths=(REWARD_PARTS,)))
-        parts = None
+    left = await _left(box)
+    spoken_of = {path for path, speaks in ((REWARD_FILE, writes_reward), (REWARD_PARTS, writes_parts)) if speaks(task)}
+    if strange := tuple(sorted(left.keys() - spoken_of)):
+        await log(Noticed(what="a reward the verifier did not write; it was ignored", paths=strange))
+    total, parts = [
+        await _plain(box, path, left[path]) if path in left and path in spoken_of else None
+        for path in (REWARD_FILE, REWARD_PARTS)
+    ]
     counted = results if not task.test_script else results[:-1]
     reward = reward_of(counted, total, parts)
-    if reward is None and task.test_script:
+    # A script that broke has judged nothing, whatever the commands beside it say.
+    silent = total is None and parts is None
+    if task.test_script and silent and (reward is None or results[-1].exit_code):
         raise ScoringError(f"the test script wrote no reward to {REWARD_FILE} (exit code {results[-1].exit_code})")
-    if reward is not None:
-        await log(Scored(reward=reward))
+    return reward
 
 
-async def _left(box: Sandbox) -> tuple[bytes | None, bytes | None]:
-    """What is in reward.txt and reward.json.
+async def _path(box: Sandbox, task: Task) -> str:
+    """The PATH of the box's commands without what leads into the agent's work: an image's may, even by a link."""
+    told = await run(box, ["/usr/bin/env"], cwd="/")  # by its path: nothing is looked up
+    whole = next((line[5:] for line in told.stdout.text.splitlines() if line.startswith("PATH=")), PATH)
+    if whole == PATH:
+        return PATH
+    folders = whole.split(":")
+    script = 'for folder; do (cd -P -- "$folder" 2>/dev/null && pwd -P || echo); done'
+    shell = ["bash", "--noprofile", "--norc", "-c", script, "path", *folders]
+    real = (await run(box, shell, env={"PATH": PATH}, cwd="/")).stdout.text.splitlines()
+    work = (task.workdir, *task.keep)
+    places = zip(folders, real, strict=False)
+    return ":".join(folder for folder, place in places if place and not _within(place, work)) or PATH
 
-    A verifier leaves plain files that it could write again; the code that it tests might leave something else, to keep
-    the verifier from writing.
-    """
-    look = ["find", REWARD_DIR, "-mindepth", "1", "-maxdepth", "1", "-printf", r"%y %m %p\n"]
+
+async def _left(box: Sandbox) -> dict[str, str]:
+    """Which of reward.txt and reward.json are there, and of what kind and mode."""
+    names = ["(", "-name", PurePosixPath(REWARD_FILE).name, "-o", "-name", PurePosixPath(REWARD_PARTS).name, ")"]
+    # By name: what else the code under test has put there, and however it is called, is nobody's business.
+    look = ["find", REWARD_DIR, "-mindepth", "1", "-maxdepth", "1", *names, "-printf", r"%y %m %p\n"]
     # An image's PATH may begin below home, where the code under test could have put a `find` of its own.
     listed = await run(box, look, env={"PATH": PATH})
-    found: dict[str, bytes] = {}
-    for line in listed.stdout.text.splitlines():
-        kind, mode, path = line.split(" ", 2)
-        if path in (REWARD_FILE, REWARD_PARTS):
-            if kind != "f" or not int(mode, 8) & 0o200:
-                raise ScoringError(f"{path} is no plain file that can be written; the code under test may have made it")
-            found[path] = await box.read(path, limit=64 << 10)
-    return found.get(REWARD_FILE), found.get(REWARD_PARTS)
+    rows = [line.split(" ", 2) for line in listed.stdout.text.splitlines()]
+    return {path: f"{kind} {mode}" for kind, mode, path in rows}
+
+
+async def _plain(box: Sandbox, path: str, shape: str) -> bytes:
+    """A verifier leaves plain files that it could write again; the code that it tests might leave something else, to
+    keep the verifier from writing."""
+    kind, mode = shape.split(" ")
+    if kind != "f" or not int(mode, 8) & 0o200:
+        raise ScoringError(f"{path} is no plain file that can be written; the code under test may have made it")
+    return await box.read(path, limit=64 << 10)

@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import ByteReceiveStream, TaskStatus
 
-from rollcage.agents.base import AgentExit, Say
+from rollcage.agents.base import AgentExit, Offer, Say
 from rollcage.agents.opencode_listener import error_line
 from rollcage.agents.opencode_package import cpu_flags, layer_of, package_for
 from rollcage.agents.opencode_server import Drive, Server
@@ -30,6 +30,8 @@ BINARY = f"{HOME}/.rollcage/bin/opencode"
 LOG = f"{HOME}/.local/share/opencode/log/opencode.log"
 MODELS = f"{HOME}/.config/opencode/models.json"
 PROVIDER = "rollcage"
+MCP = "env"
+"""What OpenCode calls the remote environment: the model sees its tools as `env_<name>`."""
 
 TOOLS = frozenset("apply_patch bash edit glob grep read skill task todowrite webfetch write".split())
 """The tools OpenCode can offer to a model."""
@@ -89,16 +91,16 @@ class OpenCode:
         return [layer_of(self._package, self._downloads)]
 
     async def solve(
-        self, box: Sandbox, instruction: str, model: Endpoint, spec: AgentSpec, *, workdir: str, say: Say
+        self, box: Sandbox, instruction: str, offer: Offer, spec: AgentSpec, *, workdir: str, say: Say
     ) -> AgentExit:
         """Work on the instruction with the driver that was asked for; a warm server is used where there is one."""
         await say(AgentStarted(agent=self.name, version=self.version))
-        config = config_of(spec, model)
+        config = config_of(spec, offer.model, offer.tools_url)
         async with self._warmth(box, spec) as warm:
             if warm is None and (spec.driver or DRIVER) == "run":
                 return await _run(box, instruction, environment_of(config) | spec.env, workdir=workdir, say=say)
             prompt = {
-                "model": {"providerID": PROVIDER, "modelID": model.model},
+                "model": {"providerID": PROVIDER, "modelID": offer.model.model},
                 "agent": "build",
                 "parts": [{"type": "text", "text": instruction}],
             }
@@ -148,8 +150,11 @@ class OpenCode:
             return ""
 
 
-def config_of(spec: AgentSpec, model: Endpoint) -> JsonObject:
-    """OpenCode's configuration: one provider, no title and compaction calls, permissions that never ask."""
+def config_of(spec: AgentSpec, model: Endpoint, tools_url: str = "") -> JsonObject:
+    """OpenCode's configuration: one provider, no title and compaction calls, permissions that never ask.
+
+    `tools_url`: an MCP endpoint in the box; its tools are offered beside OpenCode's own, whatever else is enabled.
+    """
     name = f"{PROVIDER}/{model.model}"
     build: JsonObject = {"prompt": spec.system_prompt} if spec.system_prompt else {}
     config: JsonObject = {
@@ -186,6 +191,10 @@ def config_of(spec: AgentSpec, model: Endpoint) -> JsonObject:
             }
         },
     }
+    if tools_url:
+        # Its time limit is for connecting and for calls; the environment has limits of its own, and the agent too.
+        config["mcp"] = {MCP: {"type": "remote", "url": tools_url, "enabled": True, "oauth": False, "timeout": 900_000}}
+        config["permission"] = {**config["permission"], f"{MCP}_*": "allow"}
     return _merged(config, spec.config)
 
 

@@ -101,7 +101,7 @@ class Channel:
     async def events(self, path: str) -> AsyncGenerator[JsonObject, None]:
         """The server's own stream of events, until it ends it."""
         parser, reader = await self._send("GET", path, None)
-        head = 0
+        head = searched = 0
         while not reader.complete:
             head += await self._feed(parser)
             if reader.head:
@@ -110,11 +110,14 @@ class Channel:
                 continue
             if parser.get_status_code() != 200:
                 Answer(parser.get_status_code(), bytes(reader.body)).json()
-            while (end := reader.body.find(b"\n\n")) >= 0:
+            while (end := reader.body.find(b"\n\n", searched)) >= 0:
                 event = bytes(reader.body[:end])
                 del reader.body[: end + 2]
+                searched = 0
                 if (data := event_of(event)) is not None:
                     yield data
+            # A large event that comes byte by byte must not be searched from its start each time.
+            searched = max(0, len(reader.body) - 1)
             if len(reader.body) > MAX_EVENT:
                 raise ServerGone(f"the agent's server sent an event of more than {MAX_EVENT >> 20} MB")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,9 @@ EVERY_S = 0.5
 """How often text that is still being written goes into the log."""
 MAX_HELD = 256
 """How many parts may be unfinished at once; nobody writes more."""
+MAX_HELD_BYTES = 256 << 10
+"""An unfinished part larger than this is not held; it is in the log once it is finished."""
+MAX_ERROR = 2000
 
 
 @dataclass
@@ -59,8 +63,13 @@ class Listener:
         properties = _table(event.get("properties"))
         if properties.get("sessionID") != self._session:
             return
+        # Whoever nests things so deeply that they can be read but not written is no server of OpenCode's.
+        with suppress(RecursionError):
+            await self._take(event.get("type"), properties)
+
+    async def _take(self, kind: object, properties: JsonObject) -> None:
         async with self._lock:
-            match event.get("type"):
+            match kind:
                 case "session.idle":
                     self.idle.set()
                 case _ if self._left < 0:
@@ -80,17 +89,22 @@ class Listener:
         """Every now and then, log what is still being written. Runs until cancelled."""
         while True:
             await anyio.sleep(EVERY_S)
-            async with self._lock:
-                await self._flush()
+            with suppress(RecursionError):
+                async with self._lock:
+                    await self._flush()
 
     async def settle(self, messages: Any) -> None:
         """Log what differs from the server's own final word."""
         async with self._lock:
             for message in messages if isinstance(messages, list) else ():
-                await self._message(_table(_table(message).get("info")))
-                parts = _table(message).get("parts")
-                for part in parts if isinstance(parts, list) else ():
-                    await self._log(_table(part))
+                with suppress(RecursionError):
+                    await self._settle(_table(message))
+
+    async def _settle(self, message: JsonObject) -> None:
+        await self._message(_table(message.get("info")))
+        parts = message.get("parts")
+        for part in parts if isinstance(parts, list) else ():
+            await self._log(_table(part))
 
     async def _message(self, info: JsonObject) -> None:
         name = str(info.get("id", ""))
@@ -102,7 +116,7 @@ class Listener:
 
     async def _part(self, part: JsonObject) -> None:
         name, kind = str(part.get("id", "")), part.get("type")
-        if _finished(part) or part.get("messageID") in self._users:
+        if _finished(part) or self._of_user(part):
             self._texts.pop(name, None)
             self._added.pop(name, None)
             self._tools.pop(name, None)
@@ -110,10 +124,10 @@ class Listener:
         elif kind in ("text", "reasoning"):
             # The text so far is in the part; what was added before is in it already.
             self._added.pop(name, None)
-            if len(self._texts) < MAX_HELD:
+            if len(self._texts) < MAX_HELD and _small(part):
                 self._texts[name] = part
         elif kind == "tool" and _table(part.get("state")).get("status") == "running":
-            if len(self._tools) < MAX_HELD:
+            if len(self._tools) < MAX_HELD and _small(part):
                 self._tools.setdefault(name, _Tool(part)).part = part
                 await self._look(name)
         elif kind != "tool":
@@ -148,11 +162,14 @@ class Listener:
         if self._seen.get(name) == part:
             return
         self._seen[name] = part
-        done = _finished(part) and part.get("messageID") not in self._users
+        done = _finished(part) and not self._of_user(part)
         await self._put({"type": FINISHED.get(str(part.get("type")), "part") if done else "part", "part": part})
 
+    def _of_user(self, part: JsonObject) -> bool:
+        return str(part.get("messageID", "")) in self._users
+
     async def _failed(self, error: Any) -> None:
-        self.error = error_line(error)
+        self.error = error_line(error)[:MAX_ERROR]
         await self._put({"type": "error", "error": error})
 
     async def _put(self, data: JsonObject) -> None:
@@ -169,6 +186,10 @@ def error_line(error: Any) -> str:
     data = error.get("data")
     message = data.get("message") if isinstance(data, dict) else None
     return f"{error.get('name', 'error')}: {message or ''}".strip(": ")
+
+
+def _small(part: JsonObject) -> bool:
+    return len(json.dumps(part)) <= MAX_HELD_BYTES
 
 
 def _finished(part: JsonObject) -> bool:

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import anyio
 from anyio.abc import ByteReceiveStream
 
-from rollcage.agents.base import AgentExit, Say
+from rollcage.agents.base import AgentExit, Offer, Say
 from rollcage.errors import UsageError
 from rollcage.events import AgentSaid, AgentStarted
 from rollcage.layers import Layer
 from rollcage.sandboxes.base import Sandbox, tail
-from rollcage.types import AgentSpec, Endpoint
+from rollcage.types import AgentSpec
 
 _LIMIT = 64 << 10
 
 
 class Shell:
-    """The agent `shell`: no layers, no model calls of its own; the lent endpoint is in its environment."""
+    """The agent `shell`: no layers, no model calls of its own; what it is lent is in its environment."""
 
     name = "shell"
     version = "1"
@@ -34,14 +34,15 @@ class Shell:
         return ()
 
     async def solve(
-        self, box: Sandbox, instruction: str, model: Endpoint, spec: AgentSpec, *, workdir: str, say: Say
+        self, box: Sandbox, instruction: str, offer: Offer, spec: AgentSpec, *, workdir: str, say: Say
     ) -> AgentExit:
         """Run the instruction as a bash script in the workdir; what it printed goes into the log at its end."""
         await say(AgentStarted(agent=self.name, version=self.version))
         environment = {
-            "OPENAI_BASE_URL": model.base_url,
-            "OPENAI_API_KEY": model.key.get_secret_value(),
-            "OPENAI_MODEL": model.model,
+            "OPENAI_BASE_URL": offer.model.base_url,
+            "OPENAI_API_KEY": offer.model.key.get_secret_value(),
+            "OPENAI_MODEL": offer.model.model,
+            **({"TOOLS_URL": offer.tools_url} if offer.tools_url else {}),
         }
 
         async def hear(name: str, stream: ByteReceiveStream) -> None:

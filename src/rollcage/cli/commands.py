@@ -66,6 +66,11 @@ LIMITS = (
     click.option("--max-tokens-cap", type=click.IntRange(min=0), help="Tokens per answer; 0: none.  [default: 4096]"),
     click.option("--max-turns", type=click.IntRange(min=0), help="Model calls; 0: no limit.  [default: 0]"),
 )
+ENVIRONMENT = (
+    click.option("--environment", metavar="ADDRESS", help="Remote: fleet:KEY, openenv:URL or mcp:URL; its tools."),
+    click.option("--environment-seed", type=int, help="The remote environment is reset with it."),
+    click.option("--verifier", metavar="FILE", help="Python that judges the remote environment's data."),
+)
 WHERE = (
     click.option("--agent", metavar="NAME", help="The agent CLI.  [default: opencode]"),
     click.option("--sandbox", metavar="NAME", help="The kind of box.  [default: local]"),
@@ -98,7 +103,7 @@ def rollcage() -> None:
 
 @rollcage.command(epilog=HELP)
 @click.argument("task", required=False, metavar="[TASK.toml]")
-@_all(*TASK, *ENDPOINT, *SAMPLING, *LIMITS, *WHERE, JSON)
+@_all(*TASK, *ENDPOINT, *SAMPLING, *LIMITS, *WHERE, *ENVIRONMENT, JSON)
 @click.option("--follow", is_flag=True, help="With --json: every event as one line, as it happens.")
 def run(task: str | None, as_json: bool, follow: bool, **options: Any) -> int:
     """Run one rollout and show it as it happens.

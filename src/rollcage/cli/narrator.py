@@ -19,12 +19,14 @@ from rollcage.events import (
     CommandStarted,
     Ended,
     Entry,
+    EnvironmentOpened,
     FilesCollected,
     Noticed,
     Queued,
     Scored,
     StageEnded,
     StageStarted,
+    ToolCalled,
     TurnEnded,
 )
 from rollcage.types import CommandResult, Job, Stage, Turn
@@ -167,6 +169,12 @@ class Narrator:
             case FilesCollected(files=files, extra=extra):
                 left = f", {len(extra)} not kept" if extra else ""
                 return [self._line(Text(f"{counted(len(files), 'file')} collected{left}", style=DIM))]
+            case EnvironmentOpened(name=name, instance_id=instance, tools=tools):
+                what = f"{one_line(name, 60)} {one_line(instance, 60)}".strip()
+                return [self._line(Text(f"environment {what} {self.marks.dot} {counted(len(tools), 'tool')}"))]
+            case ToolCalled(name=name, failed=True, error=error, answer=answer):
+                why = one_line(error or answer, 300)
+                return [self._line(Text(f"! {one_line(name, 60)} failed: {why}", style=WARN), indent=2)]
             case Scored(reward=reward):
                 return [self._line(Text.assemble("reward ", (reward_text(reward.total), _colour(reward.total))))]
             case AbortRequested(reason=reason):

@@ -43,6 +43,7 @@ def wanted(path: str | None, options: Mapping[str, Any]) -> TaskFile:
                 "agent": _with(file.agent, name=options.get("agent")),
                 "sandbox": _with(file.sandbox, backend=options.get("sandbox"), template=options.get("template")),
                 "endpoint": endpoint_request(options, file.endpoint),
+                "environment": options.get("environment") or file.environment,
                 "mode": options.get("mode") or file.mode,
             }
         )
@@ -66,7 +67,7 @@ def endpoint_request(options: Mapping[str, Any], below: EndpointRequest | None =
 
 def _task(task: Task, options: Mapping[str, Any]) -> Task:
     limits = _with(task.limits, **{field: options.get(option) for option, field in LIMIT_OPTIONS.items()})
-    script = options.get("test_script")
+    script, verifier = options.get("test_script"), options.get("verifier")
     return _with(
         task,
         id=options.get("task_id"),
@@ -75,6 +76,8 @@ def _task(task: Task, options: Mapping[str, Any]) -> Task:
         verify=(*task.verify, *options.get("verify", ())),
         test_script=_file(script, "--test-script") if script else None,
         verify_in=options.get("verify_in"),
+        verifier=_file(verifier, "--verifier") if verifier else None,
+        environment_seed=options.get("environment_seed"),
         limits=limits,
     )
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def run(path: str | None, options: Mapping[str, Any], style: Style) -> int:
     """`rollcage run`."""
     settings, task = environment(), wanted(path, options)
-    return anyio.run(_run, settings, task, style, backend_options={"use_uvloop": True})
+    return anyio.run(run_file, settings, task, style, backend_options={"use_uvloop": True})
 
 
 def watch(prefix: str, as_json: bool) -> int:
@@ -49,7 +49,8 @@ def abort(prefix: str, reason: str, wait_s: float, as_json: bool) -> int:
     return anyio.run(_abort, environment(), prefix, (reason, wait_s, as_json), backend_options={"use_uvloop": True})
 
 
-async def _run(settings: Settings, task: TaskFile, style: Style) -> int:
+async def run_file(settings: Settings, task: TaskFile, style: Style) -> int:
+    """Run one rollout and show it; the exit code."""
     output = Output(settings, style, hint="Ctrl-C aborts")
     interrupts = Interrupts(output)
     with anyio.CancelScope() as everything:
@@ -85,7 +86,14 @@ async def _rollout(settings: Settings, task: TaskFile, output: Output, interrupt
         opened_runner(settings, store) as runner,
     ):
         try:
-            job = Job(task=task.task, model=endpoint, agent=task.agent, sandbox=task.sandbox, mode=task.mode)
+            job = Job(
+                task=task.task,
+                model=endpoint,
+                agent=task.agent,
+                sandbox=task.sandbox,
+                environment=task.environment,
+                mode=task.mode,
+            )
         except ValidationError as error:
             raise UsageError("\n".join(problems_of(error))) from error
         rollout_id = await runner.start(job)

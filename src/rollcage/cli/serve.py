@@ -25,14 +25,37 @@ def _seconds(text: str) -> float:
 @click.option("--home", metavar="FOLDER", help="Where the log, the layers and the boxes live.")
 @click.option("--at-once", type=click.IntRange(min=1), default=8, show_default=True, help="Rollouts that run at once.")
 @click.option("--queue", type=click.IntRange(min=0), default=256, show_default=True, help="Rollouts that may wait.")
+@click.option(
+    "--warm",
+    type=click.IntRange(0, 1000),
+    default=0,
+    show_default=True,
+    help="Boxes kept open ahead, with the agent's server started; about 300 MB each.",
+)
 @click.option("--api-key-file", metavar="FILE", help="Names and hashes of the keys that may ask.")
 @click.option("--new-key", metavar="NAME", help="Add a key to --api-key-file, print it once, and leave.")
 @click.option("--admin", is_flag=True, help="With --new-key: it may see everybody's rollouts.")
 @click.option(
     "--allow-endpoint", multiple=True, metavar="URL", help="Model addresses callers may name; may be repeated."
 )
-@click.option("--on-stop", type=click.Choice(["abort", "finish"]), default="abort", show_default=True, help="Rollouts.")
-@click.option("--grace", type=_seconds, metavar="SECONDS", default=5.0, show_default=True, help="Before they abort.")
+@click.option(
+    "--environment",
+    "environments",
+    multiple=True,
+    metavar="NAME=ADDRESS",
+    help="A remote environment callers may name (fleet:KEY, openenv:URL, mcp:URL); may be repeated.",
+)
+@click.option("--fleet-demo", is_flag=True, help="Run a local Fleet inside and offer its ticket desk: no key needed.")
+@click.option(
+    "--on-stop",
+    type=click.Choice(["abort", "finish"]),
+    default="abort",
+    show_default=True,
+    help="What becomes of open rollouts.",
+)
+@click.option(
+    "--grace", type=_seconds, metavar="SECONDS", default=5.0, show_default=True, help="How long they may go on first."
+)
 @click.option("--max-body-mb", type=click.IntRange(min=1), default=32, show_default=True, help="Largest request.")
 @click.option("--insecure-no-key", is_flag=True, help="Let other machines in without any key.")
 @click.option("--quiet", is_flag=True, help="No request log on stderr.")

@@ -62,6 +62,7 @@ class Lease:
         self.turns = self.generated_tokens = 0
         self.answers = 0
         self.last_failure = None
+        self._spoken: set[bool] = set()
         self.limit_reached = ""
         self._index = self._answered = self._running = 0
         self._attempts = Attempts()
@@ -221,10 +222,13 @@ class Lease:
         self.turns += 1
         self._answered += turn.status == 200
         self.generated_tokens += counted if isinstance(counted, int) else len(turn.tokens)
+        legacy = "prompt" in turn.request
         if turn.error is None:
             self.answers += 1
             self.last_failure = None
-        elif not hung_up:
+            self._spoken.add(legacy)
+        elif not hung_up and (not self._spoken or legacy in self._spoken):
+            # An engine that answers chats and knows no completions has not failed: an agent asked in order to say so.
             self.last_failure = turn
 
 

@@ -131,13 +131,14 @@ def _taken(path: str) -> str | None:
     first, _, rest = path.partition("/")
     if path in _LEFT_OUT or (first in _OURS and rest):
         return None
-    return f"system/{path}" if path else "system"
+    return path
 
 
 def _fill(folder: Path, source: Path, moves: dict[str, str]) -> None:
     (folder / "system").mkdir()
     try:
-        with Tree(folder) as tree:
+        # This is the root of whatever a symlink in it says: one that leads to `..` must not come out beside it.
+        with Tree(folder / "system") as tree:
             if source.is_dir():
                 fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:

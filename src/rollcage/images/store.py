@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import stat
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -143,7 +144,9 @@ class ImageStore:
 
     def folders(self, image: Image, kind: str) -> list[str]:
         """The `home` or `system` folders of its parts, topmost first, as paths in the layer folder."""
-        return [f"{part}/{kind}" for part in image.parts if (self.layers.folder / part / kind).is_dir()]
+        places = [f"{part}/{kind}" for part in image.parts]
+        # A symlink is none of ours: it would be followed when it is mounted, out to the host.
+        return [place for place in places if stat.S_ISDIR(_mode(self.layers.folder / place))]
 
     def _wants(self, part: str) -> bool:
         try:
@@ -169,6 +172,13 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise UsageError(f"image name {name!r}: use at most 64 letters, digits, dots, dashes and underscores")
     return name
+
+
+def _mode(path: Path) -> int:
+    try:
+        return path.lstat().st_mode
+    except OSError:
+        return 0
 
 
 def _size(folder: Path) -> int:

@@ -68,7 +68,7 @@ class Tree:
                 os.fchmod(target.fileno(), (mode & 0o777) | 0o400)
                 target.flush()
                 # Compiled Python is valid only for a source of exactly this age.
-                time = min(max(changed, 0), _LATEST)
+                time = min(max(0, changed), _LATEST)  # in this order: what is no number becomes 0
                 os.utime(target.fileno(), (time, time))
 
     def symlink(self, path: str, target: str) -> None:

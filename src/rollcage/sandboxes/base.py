@@ -81,6 +81,14 @@ class Rewindable(Protocol):
         """
 
 
+@runtime_checkable
+class Bare(Protocol):
+    """A box that is none: nothing runs in it and nothing is kept, and its ports are reached from this process alone."""
+
+    def door(self, port: int) -> str:
+        """The unix socket that stands for a port."""
+
+
 class Provider(Protocol):
     """A backend: it opens boxes."""
 

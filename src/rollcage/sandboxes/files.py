@@ -20,6 +20,10 @@ MAX_TOTAL_BYTES = 2 << 20
 _LISTING_LIMIT = 2 << 20
 
 
+class NotCopied(SandboxError):
+    """A folder is of a kind that cannot be packed or unpacked: too deep, or more than fits."""
+
+
 class Collected(NamedTuple):
     """Text files by path, and the paths that were left where they were."""
 
@@ -33,12 +37,14 @@ async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: flo
 
     `before`: shell text that is run first, in the same process, with the folder as its `$1`; its failure is an error.
     """
+    plain = {"PATH": PATH}  # an image's own may begin where the agent could write
     prune = [word for name in SKIPPED for word in ("-name", name, "-o")][:-1]
     look = ["find", ".", "(", *prune, ")", "-prune", "-o", "!", "-type", "d", "-printf", r"%y %s %P\0"]
     script = f'{before}\ncd -- "$1" || exit 1\nshift; exec "$@"'
     listing = await run(
         box,
         ["bash", "--noprofile", "--norc", "-c", script, "collect", folder, *look],
+        env=plain,
         timeout_s=timeout_s,
         limit=_LISTING_LIMIT,
     )
@@ -65,6 +71,7 @@ async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: flo
             box,
             ["tar", "--create", "--ignore-failed-read", "--no-recursion", "--null", "--files-from=-", "--file=-"],
             stdin=b"\0".join(names) + b"\0",
+            env=plain,
             cwd=folder,
             timeout_s=timeout_s,
             limit=2 * MAX_TOTAL_BYTES + MAX_FILES * 4096,
@@ -105,7 +112,10 @@ def _untar(archive: Output) -> tuple[dict[str, str], list[str]]:
 
 
 async def copy_path(source: Sandbox, target: Sandbox, path: str, *, timeout_s: float = 60) -> None:
-    """Copy a folder or file to the same place in another box; it is packed and unpacked inside the boxes."""
+    """Copy a folder or file to the same place in another box; it is packed and unpacked inside the boxes.
+
+    NotCopied where that fails because of what it is; part of it may be in the other box then.
+    """
     # An agent may take its own rights away from what it made; it made it, so they can be given back. Whatever else it
     # did to the path (removed it, made it a link, a pipe) comes over as nothing.
     readable = """
@@ -139,7 +149,10 @@ async def copy_path(source: Sandbox, target: Sandbox, path: str, *, timeout_s: f
 
     with anyio.move_on_after(timeout_s) as scope:
         plain = {"PATH": PATH}  # an image's own may begin where the agent could write
-        async with source.spawn(pack, env=plain, cwd="/") as packing, target.spawn(unpack, cwd="/") as unpacking:
+        async with (
+            source.spawn(pack, env=plain, cwd="/") as packing,
+            target.spawn(unpack, env=plain, cwd="/") as unpacking,
+        ):
             await packing.stdin.aclose()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(listen, "packing", packing.stderr)
@@ -151,4 +164,4 @@ async def copy_path(source: Sandbox, target: Sandbox, path: str, *, timeout_s: f
         raise SandboxError(f"copying {path} to a fresh box took more than {timeout_s:g} s")
     if any(codes):
         said = " ".join(output.text.strip() for output in errors.values() if output.data)
-        raise SandboxError(f"cannot copy {path} to a fresh box: {said or codes}")
+        raise NotCopied(f"cannot copy {path} to a fresh box: {said[-500:] or codes}")

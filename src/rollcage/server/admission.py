@@ -47,6 +47,9 @@ class Caller(Value):
 ANYONE = Caller(admin=True)
 """The caller where the server has no keys: the user of this machine, who sees everything."""
 
+NOBODY = Caller(name="-")
+"""The caller who showed no key where there are some, at an address that needs none: it owns and sees nothing."""
+
 current_caller: ContextVar[Caller] = ContextVar("current_caller", default=ANYONE)
 """The caller of the request that is being answered."""
 

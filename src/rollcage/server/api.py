@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from rollcage.result import RolloutResult
-from rollcage.server import page, problems
+from rollcage.server import environments_api, page, problems
 from rollcage.server.admission import Caller, caller_of
 from rollcage.server.problems import documented
 from rollcage.server.request import RolloutRequest
@@ -79,6 +79,7 @@ def build(service: Service) -> FastAPI:
     problems.install(app)
     app.include_router(_rollouts(service))
     app.include_router(_reading(service))
+    app.include_router(environments_api.router(service.environments))
     app.include_router(_machine(service))
     app.include_router(page.router(service))
     return app

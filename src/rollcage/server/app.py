@@ -13,6 +13,7 @@ from types import ModuleType
 
 import anyio
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, RedirectResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,7 +34,7 @@ PAGE_HEADERS = {
     b"object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     b"referrer-policy": b"no-referrer",
 }
-OURS = ("/health", "/metrics", "/docs", "/rollouts", "/page/")
+OURS = ("/health", "/metrics", "/docs", "/rollouts", "/environments", "/page/")
 
 
 class App:
@@ -148,7 +149,10 @@ def _page() -> ASGIApp:
                 message["headers"] = [*message["headers"], *PAGE_HEADERS.items()]
             await send(message)
 
-        await files(scope, receive, guarded)
+        try:
+            await files(scope, receive, guarded)
+        except HTTPException as error:
+            await refusal(error.status_code, "not_found", "there is no such page")(scope, receive, guarded)
 
     return page
 

@@ -6,7 +6,7 @@ Who wants one turn in whole asks for it.
 
 from __future__ import annotations
 
-from rollcage.events import Entry, Queued, TurnEnded
+from rollcage.events import Entry, Queued, ToolCalled, TurnEnded
 from rollcage.types import JsonObject, Turn
 
 _OF_A_TURN = set(
@@ -20,6 +20,9 @@ def brief(entry: Entry) -> JsonObject:
     match entry.event:
         case TurnEnded(turn=turn):
             event: JsonObject = {"kind": "turn_ended", "turn": brief_turn(turn)}
+        case ToolCalled():
+            # The agent's own words about the call are beside it.
+            event = entry.event.model_dump(mode="json", exclude={"arguments", "answer"})
         case Queued():
             event = entry.event.model_dump(mode="json", exclude={"job": {"task": {"solution"}}})
         case _:

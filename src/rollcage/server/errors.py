@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollcage.errors import QueueFull, RollcageError
+from rollcage.errors import QueueFull, RollcageError, UsageError
 
-__all__ = ["QueueFull", "Stopping", "Unauthorized"]
+__all__ = ["QueueFull", "Stopping", "Unauthorized", "UnknownEnvironment"]
 
 
 class Stopping(RollcageError):
@@ -13,3 +13,7 @@ class Stopping(RollcageError):
 
 class Unauthorized(RollcageError):
     """No key, or not one of ours."""
+
+
+class UnknownEnvironment(UsageError):
+    """A remote environment that this server does not offer."""

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rollcage.server.admission import SCOPE, Keys, current_caller, loopback
+from rollcage.server.admission import NOBODY, SCOPE, Keys, current_caller, loopback
 from rollcage.server.errors import Unauthorized
 from rollcage.server.problems import answer_to, refusal
 
@@ -76,7 +76,8 @@ class Gate:
         try:
             scope[SCOPE] = self._keys.caller(scope["headers"])
         except Unauthorized as error:
-            if scope["type"] == "http" and OPEN.match(scope["path"]):
+            if scope["type"] == "http" and OPEN.fullmatch(scope["path"]):
+                scope[SCOPE] = NOBODY
                 return None
             return answer_to(error)
         length = headers.get("content-length", "")
@@ -92,7 +93,10 @@ class Gate:
         if self._only_loopback and not loopback(host):
             return "this server answers to localhost only; start it with keys to use other names"
         origin = headers.get("origin")
-        if origin is not None and _netloc(origin) != headers.get("host", "").lower():
+        # Browsers name no origin with a GET whose answer its page cannot read; it would be served all the same.
+        elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        looks_in = elsewhere and headers.get("sec-fetch-mode") != "navigate"
+        if looks_in or (origin is not None and _netloc(origin) != headers.get("host", "").lower()):
             return "web pages of other sites may not use this server"
         return None
 

@@ -57,7 +57,7 @@ class Endpoint:
 
     def __init__(self, service: Service, environment: App, keep_alive_s: float) -> None:
         self._service, self._environment, self._keep_alive_s = service, environment, keep_alive_s
-        self._calls: dict[tuple[str, object], anyio.CancelScope] = {}
+        self._calls: dict[tuple[str, str, object], anyio.CancelScope] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One ASGI request."""
@@ -73,7 +73,7 @@ class Endpoint:
         if scope["method"] == "POST":
             await self._post(scope, headers, receive, send)
         elif scope["method"] == "DELETE":
-            self._end_session(headers.get("mcp-session-id", ""))
+            self._end_session(caller_of(scope).name, headers.get("mcp-session-id", ""))
             await Answer(send).end(None, status=204)
         else:
             # There is nothing to tell outside of requests, so there is no stream to open with GET.
@@ -103,7 +103,7 @@ class Endpoint:
     async def _message(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
         if request.id is None or not request.method:
             if request.method == "notifications/cancelled" and not request.modern:
-                self._cancel(request)
+                self._cancel(caller_of(scope).name, request)
             await Answer(send).end(None, status=202)
         elif request.method == "tools/call":
             await self._call(request, scope, receive, send)
@@ -129,7 +129,8 @@ class Endpoint:
             tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
-            key = (request.session, request.id)
+            # Session ids are what clients say: whose it is tells the key.
+            key = (caller_of(scope).name, request.session, request.id)
             if request.session:
                 self._calls[key] = tasks.cancel_scope
             try:
@@ -165,14 +166,14 @@ class Endpoint:
             else:
                 await answer.keep_alive()
 
-    def _cancel(self, request: Request) -> None:
+    def _cancel(self, caller: str, request: Request) -> None:
         named = request.params.get("requestId")
-        if isinstance(named, str | int) and (scope := self._calls.get((request.session, named))):
+        if isinstance(named, str | int) and (scope := self._calls.get((caller, request.session, named))):
             scope.cancel()
 
-    def _end_session(self, session: str) -> None:
-        for (owner, _), scope in list(self._calls.items()):
-            if session and owner == session:
+    def _end_session(self, caller: str, session: str) -> None:
+        for (owner, named, _), scope in list(self._calls.items()):
+            if session and (owner, named) == (caller, session):
                 scope.cancel()
 
 

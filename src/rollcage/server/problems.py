@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from rollcage import errors
-from rollcage.server.errors import Stopping, Unauthorized
+from rollcage.server.errors import Stopping, Unauthorized, UnknownEnvironment
 from rollcage.server.request import BadArgument, RolloutRequest, bad_details
 from rollcage.server.views import Problem
 
@@ -21,11 +21,13 @@ log = logging.getLogger("rollcage.server")
 CODES: tuple[tuple[type[Exception], int, str], ...] = (
     (Unauthorized, 401, "unauthorized"),
     (errors.UnknownRollout, 404, "unknown_rollout"),
+    (UnknownEnvironment, 404, "unknown_environment"),
     (errors.UsageError, 422, "bad_argument"),
     (errors.QueueFull, 429, "queue_full"),
     (Stopping, 503, "stopping"),
     (errors.SetupError, 503, "machine_not_ready"),
     (errors.StoreError, 503, "store"),
+    (errors.EnvironmentFailed, 502, "environment_failed"),
     (errors.RollcageError, 500, "error"),
 )
 
@@ -45,6 +47,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         (413, "The body is too large."),
         (422, "An argument makes no sense; `argument` names it."),
         (429, "As many rollouts wait as may; `Retry-After` says when to ask again."),
+        (502, "A remote environment cannot be had, or does not answer."),
         (503, "The server stops, or its log cannot be read."),
     )
 }
@@ -101,7 +104,12 @@ def install(app: FastAPI) -> None:
             return refusal(400, "bad_json", "the body is not JSON")
         where = tuple(first["loc"])
         if where == ("body",):
-            return refusal(422, "bad_argument", "the body must be a JSON object with the arguments of a rollout")
+            return refusal(
+                422,
+                "bad_argument",
+                "the body must be a JSON object with the arguments of a rollout, "
+                "sent as content-type: application/json",
+            )
         known = list(RolloutRequest.model_fields) if where[:1] == ("body",) else []
         return answer_to(bad_details({"type": first["type"], "loc": where[1:], "msg": first["msg"]}, known))
 

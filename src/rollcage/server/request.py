@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, model_validator
 
 from rollcage.endpoints import EndpointRequest, Scripted, kind_of, resolve
 from rollcage.errors import UsageError
 from rollcage.settings import Settings
-from rollcage.types import HOME, AgentSpec, Endpoint, Job, Limits, SandboxSpec, ScriptedTurn, Task, Value
+from rollcage.types import HOME, AgentSpec, Endpoint, Job, Limits, SandboxSpec, ScriptedCall, ScriptedTurn, Task, Value
 
+PUBLISHED_TEMPLATE = "opencode-rl"
+"""The image that users of the published environment build and name."""
 SECRETS = ("api_key", "hf_token")
 """Arguments whose values are never stored, logged or said again."""
+_NOT_GIVEN = frozenset(
+    "endpoint base_url api_key model model_key vllm_url hf_token setup setup_shell "
+    "upload_files verify test_script tests task_id template environment verifier idempotency_key".split()
+)
+"""Arguments for which null means the default."""
 
 
 class BadArgument(UsageError):
@@ -105,9 +112,21 @@ class RolloutRequest(Value):
     template: str = ""
     """A prebaked image of that kind of box."""
     environment: str = ""
-    """Tools of a remote environment given to the agent."""
+    """A remote environment, as `GET /environments` names it: the agent gets its tools, and it gives the reward."""
+    environment_seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    """The remote environment is reset with it."""
+    verifier: str = ""
+    """Python source of `verify(before, after)`, run beside the remote environment's data after the agent is gone."""
     idempotency_key: str = Field(default="", max_length=200)
     """Makes a repeated start safe: the second one under the same key joins the first."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: object) -> object:
+        """Null is the same as not given: published clients send it for what they leave open."""
+        if not isinstance(given, Mapping):
+            return given
+        return {name: value for name, value in given.items() if value is not None or name not in _NOT_GIVEN}
 
     @classmethod
     def parsed(cls, arguments: Mapping[str, Any]) -> RolloutRequest:
@@ -126,11 +145,25 @@ class Wanted(NamedTuple):
     """Why the log and the settings are not enough to run it again; empty where they are."""
 
 
-def wanted(request: RolloutRequest, settings: Settings, *, scripted: Scripted, allowed: Sequence[str] = ()) -> Wanted:
-    """The job this request means; BadArgument where it means none. `allowed`: see `check_address`."""
+def no_environments(name: str) -> str:
+    """Where there are none."""
+    raise BadArgument("environment", "environment: this server has no remote environments to give tools of")
+
+
+def wanted(
+    request: RolloutRequest,
+    settings: Settings,
+    *,
+    scripted: Scripted,
+    allowed: Sequence[str] = (),
+    remote: Callable[[str], str] = no_environments,
+) -> Wanted:
+    """The job this request means; BadArgument where it means none.
+
+    `allowed`: see `check_address`. `remote`: the address of a remote environment that callers may name.
+    """
     try:
-        if request.environment:
-            raise BadArgument("environment", "environment: this server has no remote environments to give tools of")
+        environment = remote(request.environment) if request.environment else ""
         task = task_of(request)
         asked = endpoint_request(request)
         endpoint = endpoint_of(asked, task, settings, scripted=scripted, allowed=allowed)
@@ -144,7 +177,8 @@ def wanted(request: RolloutRequest, settings: Settings, *, scripted: Scripted, a
                 enabled_tools=request.enabled_tools,
                 disabled_tools=request.disabled_tools,
             ),
-            sandbox=SandboxSpec(backend=request.sandbox, template=request.template),
+            sandbox=SandboxSpec(backend=request.sandbox, template=_template(request)),
+            environment=environment,
             mode=request.mode,
         )
     except ValidationError as error:
@@ -174,6 +208,11 @@ def again(job: Job, settings: Settings, *, scripted: Scripted) -> Job:
     return job.model_copy(update={"model": endpoint.model_copy(update={"sampling": job.model.sampling})})
 
 
+def _template(request: RolloutRequest) -> str:
+    """The image that is meant; the published one has the agent in it and nothing more, and so has every box here."""
+    return "" if request.template == PUBLISHED_TEMPLATE and request.sandbox != "e2b" else request.template
+
+
 def task_of(request: RolloutRequest) -> Task:
     """What is to be done, and how it is judged."""
     script = (request.setup_shell,) if request.setup_shell.strip() else ()
@@ -187,6 +226,8 @@ def task_of(request: RolloutRequest) -> Task:
         tests=request.tests,
         test_script=request.test_script,
         verify_in=request.verify_in,
+        verifier=request.verifier,
+        environment_seed=request.environment_seed,
         solution=request.solution,
         limits=Limits(
             agent_timeout_s=request.agent_timeout_s,
@@ -269,12 +310,19 @@ def bad_details(problem: Mapping[str, Any], known: Sequence[str]) -> BadArgument
     where = ".".join(names)
     argument = names[0] if names else ""
     if problem["type"] == "extra_forbidden":
-        near = get_close_matches(argument, known, n=1)
+        if names[1:2] and names[0] == "solution":
+            known = list((ScriptedCall if "tool_calls" in names[:-1] else ScriptedTurn).model_fields)
+        near = get_close_matches(names[-1] if names else "", known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}" if known else ""
         return BadArgument(argument, f"unknown argument {where!r}{hint}")
     if problem["type"] == "missing":
         return BadArgument(argument, f"{where} is missing")
     said = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should ", "must ", 1)
+    # The words of JSON, not of Python.
+    said = said.replace("a valid tuple", "a list").replace("a valid dictionary", "an object")
+    if not argument and (found := re.match(r"(files|tests): ", said)):
+        argument = "upload_files" if found[1] == "files" else "tests"
+        said = f"{argument}: {said[found.end() :]}"
     return BadArgument(argument, said if not where or said.startswith(where) else f"{where}: {said}")
 
 

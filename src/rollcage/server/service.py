@@ -19,6 +19,7 @@ from rollcage.live import heard
 from rollcage.result import RolloutResult, proxy_turn, result_of
 from rollcage.runner import Owners, Runner, Terms, orphans, recover
 from rollcage.server.admission import Caller, Limits
+from rollcage.server.environments import RemoteEnvironments
 from rollcage.server.errors import Stopping
 from rollcage.server.feeds import Feeds, Line
 from rollcage.server.metrics import Metrics
@@ -72,6 +73,8 @@ class Service:
         self._opening = anyio.Lock()
         self._scripts: dict[str, Endpoint] = {}
         self._stopping = False
+        self.environments = RemoteEnvironments({}, {}, settings, tasks)
+        """Remote environments that rollouts can be given, and that callers can try."""
         self.metrics = Metrics(runner.places, lambda: self._feeds.followers)
         """What this process counts."""
         runner.heard = self._heard
@@ -79,22 +82,30 @@ class Service:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: Settings, *, limits: Limits | None = None, callers: Mapping[str, Caller] | None = None
+        cls,
+        settings: Settings,
+        *,
+        limits: Limits | None = None,
+        callers: Mapping[str, Caller] | None = None,
+        warm: int = 0,
+        environments: Mapping[str, str] | None = None,
     ) -> AsyncIterator[Service]:
         """A service with everything it needs: log, runner, boxes, gateway. Takes over what dead servers left.
 
-        `callers`: those that have limits of their own, by name.
+        `callers`: those that have limits of their own, by name. `warm`: see `opened_backends`.
+        `environments`: names that callers may use, and the addresses of remote environments they stand for.
         """
         limits = limits or Limits()
         async with (
             Store.open(settings.log_path) as store,
-            opened_backends(settings) as backends,
+            opened_backends(settings, warm=warm) as backends,
             anyio.create_task_group() as tasks,
             # Before the runner, so that it outlives the rollouts.
             AsyncExitStack() as stack,
             Runner.open(store, backends, at_once=limits.at_once, queue=limits.queue) as runner,
         ):
             service = cls(settings, store, runner, tasks, limits)
+            service.environments = RemoteEnvironments(backends.environments, environments or {}, settings, tasks)
             service._stack = stack
             tasks.start_soon(service._look_after, callers or {})
             try:
@@ -121,7 +132,13 @@ class Service:
         if self._stopping:
             raise Stopping("the server is about to stop and starts nothing more; ask again when it is back")
         scripted: Scripted = (await self._scripted()).endpoint if is_scripted(request) else _no_script
-        job, because = wanted(request, self.settings, scripted=scripted, allowed=self.limits.allow_endpoints)
+        job, because = wanted(
+            request,
+            self.settings,
+            scripted=scripted,
+            allowed=self.limits.allow_endpoints,
+            remote=self.environments.address,
+        )
         terms = Terms(caller.share, request.idempotency_key, resumable=not because, not_resumable_because=because)
         try:
             rollout_id = await self._runner.start(job, terms)

@@ -7,22 +7,22 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 import anyio
 import uvicorn
-from pydantic import Field
+from pydantic import Field, SecretStr
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rollcage.errors import SetupError, UsageError
 from rollcage.server.admission import Keys, Limits, load_keys, loopback
 from rollcage.server.app import App, gated
 from rollcage.server.service import Service
-from rollcage.settings import Settings
+from rollcage.settings import FleetSettings, Settings
 from rollcage.types import Value
 
 LAST_BYTES_S = 5
@@ -50,6 +50,10 @@ class Options(Value):
     """Largest body of a request."""
     quiet: bool = False
     """No request log."""
+    environments: dict[str, str] = {}
+    """Remote environments that callers may name: `{name: address}`."""
+    fleet_demo: bool = False
+    """A local Fleet runs inside and is offered: for trying, without a key."""
     warm: int = Field(default=0, ge=0)
     """Boxes kept open ahead, with the agent's server started; see `rollcage.sandboxes.pool`."""
 
@@ -66,9 +70,16 @@ async def serve(settings: Settings, options: Options, ready: Callable[[str], Non
     keys = checked(settings, options)
     _log_to_stderr(quiet=options.quiet)
     with _listening(options.host, options.port) as listener:
-        async with Service.open(
-            settings, limits=options.limits, callers=keys.callers(), warm=options.warm
-        ) as service:
+        async with (
+            _fleet(settings, options) as known,
+            Service.open(
+                known,
+                limits=options.limits,
+                callers=keys.callers(),
+                warm=options.warm,
+                environments=options.environments,
+            ) as service,
+        ):
             app = App(service)
             gate = gated(
                 app,
@@ -97,6 +108,24 @@ async def serve(settings: Settings, options: Options, ready: Callable[[str], Non
                 await server.serve(sockets=[listener])
                 tasks.cancel_scope.cancel()
     return 0
+
+
+@asynccontextmanager
+async def _fleet(settings: Settings, options: Options) -> AsyncIterator[Settings]:
+    """The settings, with a local Fleet in them where one was asked for."""
+    if not options.fleet_demo:
+        yield settings
+        return
+    try:
+        from rollcage.testing.fleet_runtime import VERIFIER, FleetRuntime
+    except ImportError as error:
+        raise SetupError("the local Fleet needs more packages: pip install 'rollcage[fleet]'") from error
+    logging.getLogger("fastmcp").setLevel(logging.CRITICAL + 1)
+    async with FleetRuntime() as fleet:
+        # It runs verifiers as this user and in no box: callers must not bring their own.
+        fleet.faults.verifiers = frozenset({VERIFIER})
+        known = FleetSettings(api_key=SecretStr(fleet.key), base_url=fleet.base_url)
+        yield settings.model_copy(update={"fleet": known})
 
 
 def checked(settings: Settings, options: Options) -> Keys:

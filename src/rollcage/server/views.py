@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from rollcage.events import Entry
 from rollcage.result import ProxyTurn, proxy_turn
@@ -267,3 +267,77 @@ class Health(Value):
     """Rollouts that have a place."""
     waiting: int = 0
     """Rollouts that wait for one."""
+
+
+class OfferedEnvironment(Value):
+    """A remote environment that this server can reach."""
+
+    name: str
+    """What rollouts name it by (`environment`)."""
+    kind: str
+    """`fleet`, `openenv` or `mcp`."""
+    version: str = ""
+    """Its version, where it tells."""
+    description: str = ""
+    """What it says of itself."""
+
+
+class OfferedEnvironments(Value):
+    """The remote environments of this server."""
+
+    environments: list[OfferedEnvironment] = []
+    """All that could be found."""
+    problem: str = ""
+    """Why some may be missing."""
+
+
+class OfferedTool(Value):
+    """One tool of a remote environment."""
+
+    name: str
+    """What it is called by."""
+    description: str = ""
+    """What it says of itself."""
+    input_schema: JsonObject = {}
+    """JSON Schema of its arguments."""
+
+
+class OfferedTools(Value):
+    """The tools of one remote environment."""
+
+    name: str
+    """The environment."""
+    title: str = ""
+    """What it calls itself, with its version."""
+    instance_id: str = ""
+    """Your instance of it."""
+    tools: list[OfferedTool] = []
+    """In the environment's own order."""
+    idle_s: float
+    """Your instance is released when it was not called for so long."""
+
+
+class CalledTool(Value):
+    """What a tool answered."""
+
+    tool: str
+    """Its name."""
+    text: str = ""
+    """What a model would read."""
+    content: list[JsonObject] = []
+    """Content blocks as MCP has them."""
+    structured: Any = None
+    """Structured content, where it gave any."""
+    is_error: bool = False
+    """The tool says that it failed."""
+    seconds: float = 0.0
+    """How long it took."""
+
+
+class ReleasedEnvironment(Value):
+    """An instance was given back."""
+
+    name: str
+    """The environment."""
+    released: bool
+    """False where there was none."""

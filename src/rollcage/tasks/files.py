@@ -33,6 +33,8 @@ class TaskFile(Value):
     """Its `[sandbox]` table."""
     endpoint: EndpointRequest = EndpointRequest()
     """Its `[endpoint]` table."""
+    environment: str = ""
+    """The remote environment it is about."""
     mode: Literal["transparent_proxy", "black_box"] = "transparent_proxy"
     """Whether the agent's calls are recorded."""
 

@@ -14,10 +14,14 @@ from rollcage.types import AgentSpec, Limits, SandboxSpec, ScriptedCall, Scripte
 SECRETS = frozenset({"api_key", "hf_token"})
 """Fields of an endpoint that a file must not carry: task files are shared and kept."""
 
-BESIDE = ("agent", "sandbox", "endpoint", "mode")
+BESIDE = ("agent", "sandbox", "endpoint", "environment", "mode")
 """The keys of a task file that are not the task's own."""
 
-REFERENCES = {"instruction_file": "instruction", "test_script_file": "test_script"}
+REFERENCES = {
+    "instruction_file": "instruction",
+    "test_script_file": "test_script",
+    "verifier_file": "verifier",
+}
 """Keys that name a file beside the task file, and the field that gets its text."""
 
 TABLES: dict[str, type[BaseModel]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import struct
 import zlib
 from typing import Any, Literal
@@ -145,8 +144,3 @@ def _picture(statuses: list[str]) -> bytes:
 
     head = struct.pack(">IIBBBBB", 8 * len(statuses), 8, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(line * 8)) + chunk(b"IEND", b"")
-
-
-def picture_bytes(block: dict[str, Any]) -> bytes:
-    """The picture in an MCP content block."""
-    return base64.b64decode(block["data"])

@@ -43,6 +43,8 @@ class Faults:
     """Environments whose reset ends with this HTTP status."""
     offers_step: bool = False
     """Managers offer step and state, which Fleet's own do not."""
+    verifiers: frozenset[str] | None = None
+    """Only these verifiers are run, by their source; none: whatever is sent, as this user."""
     _news: anyio.Event = field(default_factory=anyio.Event)
 
     def moved(self) -> None:

@@ -122,6 +122,9 @@ class Manager:
     async def _verify(self, request: Request) -> JSONResponse:
         """In a process of its own, with a time limit. It is no sandbox: whoever may ask already runs code here."""
         asked = await request.json()
+        if self._faults.verifiers is not None and asked["function_code"] not in self._faults.verifiers:
+            refused = "this Fleet runs none but its own verifiers"
+            return JSONResponse({"success": False, "result": None, "error": refused, "message": refused})
         paths = {name: str(path) for name, path in self._desk.paths.items()}
         job = {
             "code": asked["function_code"],

@@ -23,6 +23,9 @@ const ADVICE = {
   machine_not_ready: "Run `rollcage doctor` on the server's machine: it says what is missing.",
   sandbox_failed: "Run `rollcage doctor` on the server's machine: it says what is missing.",
   sandbox_lost: "The box went away while it was used. Start the rollout again.",
+  environment_failed: "The remote environment could not be had. See whether the server's key and the environment's name are right.",
+  environment_lost: "The remote environment went away, so nothing was scored. Start the rollout again.",
+  reset_failed: "The remote environment refused to go to its start. Try without environment_seed.",
   verify_timeout: "The verifier hung. Give its commands a time limit of their own.",
   bad_reward: "The verifier wrote something that is no finite number. See Commands for what it printed.",
   timed_out: "Raise timeout_s, or make setup shorter.",
@@ -39,6 +42,7 @@ async function openRaw(id) {
 }
 
 function Timeline({ store }) {
+  store.version.value;
   const time = now.value;
   const from = store.createdAt;
   const to = store.endedAt ?? Math.max(time, from + 1);
@@ -88,6 +92,13 @@ function Files({ store }) {
   </div>`;
 }
 
+const MADE = {
+  commands: "The share of verify commands that passed.",
+  reward_file: "The number that the verifier wrote to its reward file.",
+  reward_json: "From the named parts that the verifier wrote.",
+  environment: "What the remote environment judged.",
+};
+
 function RewardView({ store }) {
   store.version.value;
   const verify = store.commands.filter((each) => each.stage === "verify" && each.result);
@@ -95,9 +106,10 @@ function RewardView({ store }) {
   const parts = Object.entries(store.reward?.parts ?? {});
   return html`<div class="rewardview">
     <p class="big">${store.reward ? reward(store.reward.total) : "–"}</p>
-    ${store.reward
-      ? html`<p>${passed} of ${verify.length} verify commands passed.</p>`
-      : html`<p>${store.ended ? "Not scored. A reward of null is not a zero: nothing was judged." : "Scored at the end, when the agent is gone."}</p>`}
+    <p>${store.reward ? (MADE[store.reward.source] ?? `Made by: ${words(store.reward.source)}.`) : store.ended ? "Not scored. A reward of null is not a zero: nothing was judged." : "Scored at the end, when the agent is gone."}</p>
+    ${verify.length > 0 &&
+    html`<h2>Verify commands: ${passed} of ${verify.length} passed</h2>
+      <ul class="checks">${verify.map((each) => html`<li class=${each.result.exit_code === 0 ? "good" : "bad"}><span>${each.result.exit_code === 0 ? "passed" : each.result.timed_out ? "out of time" : `exit ${each.result.exit_code}`}</span><code>${each.command}</code></li>`)}</ul>`}
     ${parts.length > 0 && html`<table><thead><tr><th>Part</th><th>Value</th></tr></thead><tbody>${parts.map(([name, value]) => html`<tr><td>${name}</td><td class="number">${reward(value)}</td></tr>`)}</tbody></table>`}
     ${store.noticed.map((each) => html`<div class="noticed"><b>Noticed</b> ${each.what}<ul class="plain">${each.paths.map((path) => html`<li><code>${path}</code></li>`)}</ul></div>`)}
     ${store.boxes.flatMap((box) => box.notes ?? []).map((note) => html`<p class="nothing">${note}</p>`)}

@@ -74,11 +74,15 @@ export function Try() {
   useEffect(() => {
     fetch(new URL("../examples.json", import.meta.url))
       .then((answer) => answer.json())
-      .then((list) => {
-        setExamples(list);
+      .then(async (list) => {
+        setExamples(list.filter((example) => !example.request.environment));
         pick(list[0]);
+        // Those that work on a remote environment are offered where the server reaches it.
+        const { environments } = await request("/environments");
+        const known = ["", ...environments.map((one) => one.name)];
+        setExamples(list.filter((example) => known.includes(example.request.environment ?? "")));
       })
-      .catch(() => setExamples([]));
+      .catch(() => setExamples((before) => before));
   }, []);
 
   const set = (name) => (event) => {
@@ -123,6 +127,7 @@ export function Try() {
         <${Field} name="setup" label="Setup" hint="Bash, one per line, run before the agent starts." wrong=${wrong.setup}>${area("setup", 4)}<//>
         <${Field} name="verify" label="Verify" hint="Bash, one per line, run when the agent is gone; the share that passes is the reward." wrong=${wrong.verify}>${area("verify", 4)}<//>
       </div>
+      ${hidden.environment && html`<p class="hint">The agent works on <code>${hidden.environment}</code> through its tools, and the environment gives the reward.</p>`}
       ${(files.length > 0 || tests.length > 0) && html`<p class="hint">The example also brings ${files.length} files${tests.length ? ` and ${tests.length} hidden ${tests.length === 1 ? "test" : "tests"}` : ""}: ${[...files, ...tests].map((name) => html`<code>${name}</code> `)}</p>`}
       <div class="two">
         <${Field} name="endpoint" label="Model" wrong=${wrong.endpoint}>${(id) => html`<select id=${id} name="endpoint" value=${form.endpoint} onChange=${set("endpoint")}>${ENDPOINTS.map(([value, label]) => html`<option value=${value}>${label}</option>`)}</select>`}<//>

@@ -1,0 +1,199 @@
+"""A plain tool-calling loop in this process: for remote environments that need no box.
+
+It asks the model, calls the tools it names, and asks again until it names none. Model and tools are reached the way
+every agent reaches them, through what the gateway and the environment lend it, so the log is the same.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rollcage.agents.base import AgentExit, Offer, Say
+from rollcage.errors import AgentError, UsageError
+from rollcage.events import AgentSaid, AgentStarted
+from rollcage.layers import Layer
+from rollcage.sandboxes.base import Bare, Sandbox
+from rollcage.types import AgentSpec, JsonObject
+
+if TYPE_CHECKING:
+    import httpx
+
+MOST_TOOLS = 128
+"""Tool calls in one answer; what a model asks for beyond that is refused."""
+
+
+class Loop:
+    """The agent `loop`. It works in this process, so there is no box: nothing it does can touch a file."""
+
+    name = "loop"
+    version = "1"
+    own_paths: Sequence[str] = ()
+    in_process = True
+
+    def check(self, spec: AgentSpec) -> None:
+        """It can be given a system prompt, and tools that are not to be offered; there is nothing else to it."""
+        if spec.config or spec.env or spec.driver:
+            raise UsageError("agent: loop takes system_prompt, enabled_tools and disabled_tools, and nothing else")
+
+    def layers(self) -> Sequence[Layer]:
+        """None."""
+        return ()
+
+    async def solve(
+        self, box: Sandbox, instruction: str, offer: Offer, spec: AgentSpec, *, workdir: str, say: Say
+    ) -> AgentExit:
+        """Go round until the model calls no more tools, or a call to it fails."""
+        import httpx
+
+        await say(AgentStarted(agent=self.name, version=self.version))
+        if not isinstance(box, Bare):
+            raise AgentError("the agent loop works in this process; its model and tools are not to be had in a box")
+        timeout = httpx.Timeout(None, connect=10)
+        async with (
+            _client(box.door(_port(offer.model.base_url)), timeout) as model,
+            _client(box.door(_port(offer.tools_url)), timeout) as tools,
+        ):
+            return await _Conversation(offer, spec, say, model, tools).run(instruction)
+
+    async def log_tail(self, box: Sandbox) -> str:
+        """It keeps no log."""
+        return ""
+
+
+class _Conversation:
+    def __init__(
+        self, offer: Offer, spec: AgentSpec, say: Say, model: httpx.AsyncClient, tools: httpx.AsyncClient
+    ) -> None:
+        self._offer, self._spec, self._say, self._model, self._tools = offer, spec, say, model, tools
+        self._session = f"ses_{secrets.token_hex(8)}"
+        self._parts = 0
+
+    async def run(self, instruction: str) -> AgentExit:
+        spec = self._spec
+        messages: list[JsonObject] = [{"role": "system", "content": spec.system_prompt}] if spec.system_prompt else []
+        messages.append({"role": "user", "content": instruction})
+        offered = await self._offered()
+        turn = 0
+        while True:
+            body: JsonObject = {"model": self._offer.model.model, "messages": messages}
+            answer, problem = await self._ask(body | ({"tools": offered} if offered else {}))
+            if problem:
+                await self._tell(turn, "error", {"message": problem})
+                return AgentExit(code=1, error=problem)
+            message = _table((answer.get("choices") or [{}])[0].get("message"))
+            messages.append(_kept(message))
+            if text := message.get("content"):
+                await self._tell(turn, "text", {"type": "text", "text": str(text)})
+            calls = [call for call in message.get("tool_calls") or [] if isinstance(call, dict)]
+            if not calls:
+                return AgentExit(code=0, error=None)
+            names = {tool["function"]["name"] for tool in offered}
+            for number, call in enumerate(calls):
+                said = await self._call(turn, call, names) if number < MOST_TOOLS else "error: too many calls at once"
+                messages.append({"role": "tool", "tool_call_id": str(call.get("id", "")), "content": said})
+            turn += 1
+
+    async def _offered(self) -> list[JsonObject]:
+        from rollcage.fleet.convert import convert_tool_format
+
+        listed = (await self._rpc("tools/list", {})).get("tools") or []
+        wanted, unwanted = self._spec.enabled_tools, self._spec.disabled_tools
+        return [
+            convert_tool_format(tool, tool["name"])
+            for tool in listed
+            if (wanted is None or tool["name"] in wanted) and tool["name"] not in unwanted
+        ]
+
+    async def _ask(self, body: JsonObject) -> tuple[JsonObject, str]:
+        """The model's answer, or what went wrong."""
+        import httpx
+
+        key = self._offer.model.key.get_secret_value()
+        headers = {"authorization": f"Bearer {key}", "x-session-id": self._session}
+        try:
+            response = await self._model.post("/v1/chat/completions", json=body, headers=headers)
+        except httpx.HTTPError as error:
+            return {}, f"the model's answer broke off: {type(error).__name__}: {error}"
+        try:
+            answer = _table(response.json())
+        except ValueError:
+            answer = {}
+        if response.status_code != 200:
+            said = _table(answer.get("error")).get("message") or response.text[:500]
+            return {}, f"the model answered with HTTP {response.status_code}: {said}"
+        return answer, ""
+
+    async def _call(self, turn: int, call: JsonObject, names: set[str]) -> str:
+        """Carry one call out; what the model is told of it."""
+        function = _table(call.get("function"))
+        name, written = str(function.get("name", "")), str(function.get("arguments") or "{}")
+        failed = True
+        arguments: Any = None
+        try:
+            arguments = json.loads(written)
+        except (ValueError, RecursionError):
+            said = "error: the arguments are no JSON"
+        if isinstance(arguments, dict) and name in names:
+            result = await self._rpc("tools/call", {"name": name, "arguments": arguments})
+            said, failed = _text(result), bool(result.get("isError"))
+        elif arguments is not None:
+            said = "error: the arguments are no object" if name in names else f"error: there is no tool {name!r}"
+        state: JsonObject = {"input": arguments if isinstance(arguments, dict) else {"arguments": written}}
+        state |= {"status": "error", "error": said} if failed else {"status": "completed", "output": said}
+        await self._tell(turn, "tool_use", {"type": "tool", "tool": name, "callID": call.get("id"), "state": state})
+        return said
+
+    async def _rpc(self, method: str, parameters: JsonObject) -> JsonObject:
+        import httpx
+
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters}
+        try:
+            answer = _table((await self._tools.post("/mcp", json=body)).json())
+        except (httpx.HTTPError, ValueError) as error:
+            raise AgentError(f"the environment's tools are out of reach: {type(error).__name__}: {error}") from error
+        if refused := _table(answer.get("error")):
+            return {"content": [{"type": "text", "text": str(refused.get("message"))}], "isError": True}
+        return _table(answer.get("result"))
+
+    async def _tell(self, turn: int, kind: str, part: JsonObject) -> None:
+        """Into the log, in the words that OpenCode uses: whoever reads it need not know the agent."""
+        self._parts += 1
+        names = {"id": f"prt_{self._parts:06}", "messageID": f"msg_{turn:06}", "sessionID": self._session}
+        common: JsonObject = {"type": kind, "sessionID": self._session, "timestamp": int(time.time() * 1000)}
+        await self._say(AgentSaid(data=common | ({"error": part} if kind == "error" else {"part": names | part})))
+
+
+def _client(door: str, timeout: httpx.Timeout) -> httpx.AsyncClient:
+    import httpx
+
+    transport = httpx.AsyncHTTPTransport(uds=door)
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=timeout, trust_env=False)
+
+
+def _port(url: str) -> int:
+    from urllib.parse import urlsplit
+
+    return urlsplit(url).port or 0
+
+
+def _kept(message: JsonObject) -> JsonObject:
+    """The assistant's message as it goes back to the model: thoughts are dropped, as chat templates do."""
+    calls = message.get("tool_calls")
+    return {"role": "assistant", "content": message.get("content"), **({"tool_calls": calls} if calls else {})}
+
+
+def _text(result: JsonObject) -> str:
+    """What a model reads of a tool's answer."""
+    from rollcage.fleet.types import ToolResult
+
+    blocks = [block for block in result.get("content") or [] if isinstance(block, dict)]
+    structured = result.get("structuredContent")
+    return ToolResult(tool="", endpoint="", content=blocks, structured=structured).text
+
+
+def _table(value: Any) -> JsonObject:
+    return value if isinstance(value, dict) else {}
