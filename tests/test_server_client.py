@@ -39,7 +39,7 @@ async def test_a_rollout_is_started_followed_and_fetched(server: Served) -> None
         result = await client.wait(started.rollout_id)
         assert (result.reward, result.outcome, result.task_id) == (1.0, Outcome.SUCCEEDED, "t")
         assert (await client.result(started.rollout_id)) == result
-        assert (await client.files(started.rollout_id)).files == {"a.txt": "hi\n"}
+        assert (await client.files(started.rollout_id)).files == {"/home/user/workdir/a.txt": "hi\n"}
         assert (await client.state(started.rollout_id)).status == "done"
 
 

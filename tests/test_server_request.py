@@ -10,9 +10,9 @@ from pydantic import SecretStr
 
 from rollcage._hiding import hidden
 from rollcage._places import Places, Share
+from rollcage.api.request import BadArgument, RolloutRequest, again, check_address, wanted
 from rollcage.errors import QueueFull
 from rollcage.events import AgentSaid, Ended, Entry, Event, Queued, Requeued, TurnEnded
-from rollcage.server.request import BadArgument, RolloutRequest, again, check_address, wanted
 from rollcage.server.transcript import transcript_of
 from rollcage.settings import Settings
 from rollcage.types import Endpoint, Job, Outcome, ScriptedTurn, Turn
@@ -229,3 +229,29 @@ async def test_places_go_to_who_came_first_but_nobody_waits_for_a_caller_at_its_
         async with fifth:
             raise AssertionError("there was no place")
     assert places.waiting == 1
+
+
+async def test_a_caller_who_asked_for_much_does_not_hold_up_one_who_asked_later() -> None:
+    places = Places(4)
+    alice, bob = Share("alice"), Share("bob")
+    hers = [places.take(alice) for _ in range(12)]
+    his = [places.take(bob) for _ in range(3)]
+    assert [ticket.position for ticket in his] == [1, 2, 5]
+    assert [ticket.position for ticket in hers[3:8]] == [None, 3, 4, 6, 7]
+    foreseen = sorted((ticket for ticket in (*hers, *his) if ticket.position), key=lambda ticket: ticket.position or 0)
+    running = hers[:4]
+    for expected in foreseen:
+        running.pop(0).leave()
+        assert expected.granted.is_set() and expected.position is None
+        running.append(expected)
+
+
+async def test_callers_take_turns_at_a_single_place() -> None:
+    places = Places(1)
+    first = places.take(Share("alice"))
+    tickets = {"alice": [places.take(Share("alice")) for _ in range(3)]}
+    tickets |= {name: [places.take(Share(name)) for _ in range(2)] for name in ("bob", "carol")}
+    waiting = [(ticket.position, name) for name, line in tickets.items() for ticket in line]
+    assert [name for _, name in sorted(waiting, key=str)] == "bob carol alice bob carol alice alice".split()
+    first.leave()
+    assert tickets["bob"][0].granted.is_set()

@@ -11,8 +11,8 @@ from openenv.core.env_server.types import Observation
 from openenv.core.mcp_client import MCPToolClient
 
 from opencode_env.models import OpenCodeState, RolloutArguments
+from rollcage.api.views import Aborted, EventPage, Messages, RolloutState, Started
 from rollcage.result import RolloutResult
-from rollcage.server.views import Aborted, EventPage, Messages, RolloutState, Started
 from rollcage.types import Value
 
 V = TypeVar("V", bound=Value)

@@ -15,12 +15,12 @@ import anyio
 import httpx
 from pydantic import BaseModel, SecretStr
 
+from rollcage.api.errors import Unauthorized
+from rollcage.api.request import RolloutRequest
+from rollcage.api.views import Aborted, Files, Messages, RolloutPage, RolloutState, Started, Trace, TurnPage
 from rollcage.errors import QueueFull, RollcageError, UnknownRollout, UsageError
 from rollcage.events import Ended, Entry
 from rollcage.result import RolloutResult
-from rollcage.server.errors import Unauthorized
-from rollcage.server.request import RolloutRequest
-from rollcage.server.views import Aborted, Files, Messages, RolloutPage, RolloutState, Started, Trace, TurnPage
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -17,8 +17,8 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from rollcage._places import Share
+from rollcage.api.errors import Unauthorized
 from rollcage.errors import UsageError
-from rollcage.server.errors import Unauthorized
 from rollcage.types import Value
 
 SCOPE = "rollcage.caller"

@@ -10,14 +10,8 @@ from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from rollcage.result import RolloutResult
-from rollcage.server import environments_api, page, problems
-from rollcage.server.admission import Caller, caller_of
-from rollcage.server.problems import documented
-from rollcage.server.request import RolloutRequest
-from rollcage.server.service import Service
-from rollcage.server.stream import EventStream
-from rollcage.server.views import (
+from rollcage.api.request import RolloutRequest
+from rollcage.api.views import (
     STATUS,
     Aborted,
     EventPage,
@@ -31,6 +25,12 @@ from rollcage.server.views import (
     Trace,
     TurnPage,
 )
+from rollcage.result import RolloutResult
+from rollcage.server import environments_api, page, problems
+from rollcage.server.admission import Caller, caller_of
+from rollcage.server.problems import documented
+from rollcage.server.service import Service
+from rollcage.server.stream import EventStream
 from rollcage.store import Query as StoreQuery
 from rollcage.types import Outcome, Stage
 

@@ -25,11 +25,11 @@ from openenv.core.env_server.mcp_types import Tool as ListedTool
 from openenv.core.env_server.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation
 
 from opencode_env.models import OpenCodeState, RolloutAction, RolloutObservation
+from rollcage.api.request import RolloutRequest
 from rollcage.result import RolloutResult
 from rollcage.server.admission import current_caller
 from rollcage.server.mcp_tools import TOOLS, Progress, Tool, ToolFailure, call, find
 from rollcage.server.openenv_presence import Connection, Episode, Episodes, Presence, connection
-from rollcage.server.request import RolloutRequest
 from rollcage.server.service import Service
 from rollcage.types import JsonObject, Value
 

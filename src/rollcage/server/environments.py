@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.abc import TaskGroup
 
+from rollcage.api.errors import Stopping, UnknownEnvironment
+from rollcage.api.request import BadArgument
+from rollcage.api.views import CalledTool, OfferedEnvironment, OfferedEnvironments, OfferedTool, OfferedTools
 from rollcage.environments.base import Environment, Environments
 from rollcage.errors import EnvironmentFailed, QueueFull, RollcageError, SetupError
 from rollcage.server.admission import Caller
-from rollcage.server.errors import Stopping, UnknownEnvironment
-from rollcage.server.request import BadArgument
-from rollcage.server.views import CalledTool, OfferedEnvironment, OfferedEnvironments, OfferedTool, OfferedTools
 from rollcage.settings import Settings
 from rollcage.types import JsonObject, Task
 

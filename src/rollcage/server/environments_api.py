@@ -9,10 +9,10 @@ from fastapi import APIRouter, Body, Depends, Path, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from rollcage.api.views import CalledTool, OfferedEnvironments, OfferedTools, ReleasedEnvironment
 from rollcage.server.admission import Caller, caller_of
 from rollcage.server.environments import RemoteEnvironments
 from rollcage.server.problems import documented
-from rollcage.server.views import CalledTool, OfferedEnvironments, OfferedTools, ReleasedEnvironment
 
 
 def _caller(request: Request) -> Caller:

@@ -16,8 +16,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rollcage.api.errors import Unauthorized
 from rollcage.server.admission import NOBODY, SCOPE, Keys, current_caller, loopback
-from rollcage.server.errors import Unauthorized
 from rollcage.server.problems import answer_to, refusal
 
 log = logging.getLogger("rollcage.server.requests")

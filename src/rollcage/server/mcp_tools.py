@@ -12,14 +12,14 @@ from typing import Any, Literal
 import anyio
 from pydantic import Field, ValidationError
 
+from rollcage.api.errors import QueueFull, Stopping
+from rollcage.api.request import BadArgument, RolloutRequest, bad_argument
+from rollcage.api.views import Aborted, EventPage, Messages, RolloutState, Started, unknown_state
 from rollcage.errors import RollcageError, UnknownRollout, UsageError
 from rollcage.events import Event, StageStarted, TurnEnded
 from rollcage.result import RolloutResult
 from rollcage.server.admission import Caller
-from rollcage.server.errors import QueueFull, Stopping
-from rollcage.server.request import BadArgument, RolloutRequest, bad_argument
 from rollcage.server.service import Service
-from rollcage.server.views import Aborted, EventPage, Messages, RolloutState, Started, unknown_state
 from rollcage.types import JsonObject, Value
 
 RESERVED = frozenset({"reset", "step", "state", "close"})

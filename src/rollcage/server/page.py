@@ -14,6 +14,7 @@ import anyio
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from starlette.responses import Response, StreamingResponse
 
+from rollcage.api.views import RolloutState
 from rollcage.errors import UnknownRollout
 from rollcage.events import TurnEnded
 from rollcage.server.admission import Caller, caller_of
@@ -21,7 +22,6 @@ from rollcage.server.brief import brief, brief_turn
 from rollcage.server.feeds import Line
 from rollcage.server.service import Service
 from rollcage.server.stream import HEARTBEAT_S, EventStream, frame
-from rollcage.server.views import RolloutState
 from rollcage.store import Query as StoreQuery
 from rollcage.types import Stage
 

@@ -12,9 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from rollcage import errors
-from rollcage.server.errors import Stopping, Unauthorized, UnknownEnvironment
-from rollcage.server.request import BadArgument, RolloutRequest, bad_details
-from rollcage.server.views import Problem
+from rollcage.api.errors import Stopping, Unauthorized, UnknownEnvironment
+from rollcage.api.request import BadArgument, RolloutRequest, bad_details
+from rollcage.api.views import Problem
 
 log = logging.getLogger("rollcage.server")
 

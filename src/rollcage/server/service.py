@@ -10,22 +10,9 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 from anyio.abc import TaskGroup
 
-from rollcage.assembly import opened_backends
-from rollcage.endpoints import Scripted
-from rollcage.errors import AlreadyStarted, StoreError, UnknownRollout, UsageError
-from rollcage.events import Ended, Entry, Event, FilesCollected, Queued, TurnEnded
-from rollcage.gateway.live import Delta
-from rollcage.live import heard
-from rollcage.result import RolloutResult, proxy_turn, result_of
-from rollcage.runner import Owners, Runner, Terms, orphans, recover
-from rollcage.server.admission import Caller, Limits
-from rollcage.server.environments import RemoteEnvironments
-from rollcage.server.errors import Stopping
-from rollcage.server.feeds import Feeds, Line
-from rollcage.server.metrics import Metrics
-from rollcage.server.request import BadArgument, RolloutRequest, again, argument_error, is_scripted, wanted
-from rollcage.server.transcript import KINDS, transcript_of
-from rollcage.server.views import (
+from rollcage.api.errors import Stopping
+from rollcage.api.request import BadArgument, RolloutRequest, again, argument_error, is_scripted, wanted
+from rollcage.api.views import (
     STATUS,
     Aborted,
     EventPage,
@@ -39,6 +26,19 @@ from rollcage.server.views import (
     state_of,
     traced,
 )
+from rollcage.assembly import opened_backends
+from rollcage.endpoints import Scripted
+from rollcage.errors import AlreadyStarted, StoreError, UnknownRollout, UsageError
+from rollcage.events import Ended, Entry, Event, FilesCollected, Queued, TurnEnded
+from rollcage.gateway.live import Delta
+from rollcage.live import heard
+from rollcage.result import RolloutResult, proxy_turn, result_of
+from rollcage.runner import Owners, Runner, Terms, orphans, recover
+from rollcage.server.admission import Caller, Limits
+from rollcage.server.environments import RemoteEnvironments
+from rollcage.server.feeds import Feeds, Line
+from rollcage.server.metrics import Metrics
+from rollcage.server.transcript import KINDS, transcript_of
 from rollcage.settings import Settings
 from rollcage.store import Query, Store, Summary
 from rollcage.types import Endpoint
@@ -277,7 +277,10 @@ class Service:
         await self._visible(rollout_id, caller)
         entries = await self._store.read(rollout_id, kinds=("files_collected",))
         if entries and isinstance(found := entries[-1].event, FilesCollected):
-            return Files(rollout_id=rollout_id, files=found.files, files_extra=list(found.extra))
+            first = (await self._store.read(rollout_id, limit=1))[0].event
+            folder = first.job.task.workdir if isinstance(first, Queued) else ""
+            files = {f"{folder}/{path}": text for path, text in found.files.items()}
+            return Files(rollout_id=rollout_id, files=files, files_extra=[f"{folder}/{path}" for path in found.extra])
         return Files(rollout_id=rollout_id)
 
     async def abort(self, rollout_id: str, caller: Caller, *, reason: str = "") -> Aborted:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rollcage.agents.opencode_transcript import Transcript
+from rollcage.api.views import Message
 from rollcage.events import AgentSaid, Entry, Queued, Requeued
-from rollcage.server.views import Message
 from rollcage.types import JsonObject
 
 KINDS = ("queued", "requeued", "agent_said")
