@@ -28,7 +28,7 @@ async def main() -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     state = Settings.from_environ({}).home
     with tempfile.TemporaryDirectory() as folder:
-        async with served(home_beside(state, Path(folder) / "home")) as server, server.client() as client:
+        async with served(home_beside(state, Path(folder) / "home"), "--fleet-demo") as server, server.client() as client:
             ids = []
             for example in documents():
                 body = dict(example["request"])  # type: ignore[call-overload]

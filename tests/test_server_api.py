@@ -80,7 +80,7 @@ async def test_health_needs_nothing_and_unknown_addresses_say_so(server: Served)
         ({"instruction": "x", "endpoint": "scripted", "agent": "vim"}, "agent", "known: loop, opencode, shell"),
         ({"instruction": "x", "endpoint": "scripted", "sandbox": "moon"}, "sandbox", "known:"),
         ({"instruction": "x", "endpoint": "scripted", "agent_timeout_s": 0}, "agent_timeout_s", "greater than 0"),
-        ({"instruction": "x", "endpoint": "scripted", "upload_files": {"../../x": "y"}}, "", "does not name a file"),
+        ({"instruction": "x", "endpoint": "scripted", "upload_files": {"../../x": "y"}}, "upload_files", "not name"),
         ({"instruction": "x", "endpoint": "scripted", "environment": "shop"}, "environment", "it offers none"),
         ({"instruction": "x", "api_key": ["secret-value"]}, "api_key", "valid string"),
     ],

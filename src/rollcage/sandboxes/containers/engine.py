@@ -253,6 +253,11 @@ def _runs(client: docker.APIClient, name: str) -> bool:
         return bool(client.inspect_container(name)["State"]["Running"])
     except docker.errors.NotFound:
         return False
+    except docker.errors.APIError as error:
+        # podman says it with a 500 where the container goes while it is looked at.
+        if "no such container" in _said(error):
+            return False
+        raise
 
 
 def _remove(client: docker.APIClient, name: str) -> None:

@@ -1,5 +1,5 @@
 // A form for one rollout.
-import { html, useEffect, useState } from "../vendor/preact.js";
+import { html, useEffect, useRef, useState } from "../vendor/preact.js";
 import { Refused, request } from "./api.js";
 
 const ENDPOINTS = [
@@ -61,6 +61,7 @@ export function Try() {
   const [picked, setPicked] = useState("");
   const [wrong, setWrong] = useState({});
   const [busy, setBusy] = useState(false);
+  const touched = useRef(false);
 
   const pick = (example) => {
     const { about, request: body } = example;
@@ -76,7 +77,8 @@ export function Try() {
       .then((answer) => answer.json())
       .then(async (list) => {
         setExamples(list.filter((example) => !example.request.environment));
-        pick(list[0]);
+        // Whoever was quicker than the examples keeps what they typed.
+        if (!touched.current) pick(list[0]);
         // Those that work on a remote environment are offered where the server reaches it.
         const { environments } = await request("/environments");
         const known = ["", ...environments.map((one) => one.name)];
@@ -86,6 +88,7 @@ export function Try() {
   }, []);
 
   const set = (name) => (event) => {
+    touched.current = true;
     setForm({ ...form, [name]: event.target.value });
     setWrong({ ...wrong, [name]: undefined });
   };
