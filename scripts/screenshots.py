@@ -19,7 +19,7 @@ from served import served  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 SIZES = {"desktop": (1280, 860), "phone": (390, 844)}
-VIEWS = ("runs", "groups", "transcript", "tokens", "commands", "files", "reward", "try", "environments")
+VIEWS = ("runs", "groups", "transcript", "tokens", "commands", "files", "reward", "try", "environments", "tools")
 BROKEN = {"instruction": "Install the tools.", "setup": ["pip install no-such-tool"], "task_id": "tools"}
 
 
@@ -28,7 +28,10 @@ async def main() -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     state = Settings.from_environ({}).home
     with tempfile.TemporaryDirectory() as folder:
-        async with served(home_beside(state, Path(folder) / "home"), "--fleet-demo") as server, server.client() as client:
+        async with (
+            served(home_beside(state, Path(folder) / "home"), "--fleet-demo") as server,
+            server.client() as client,
+        ):
             ids = []
             for example in documents():
                 body = dict(example["request"])  # type: ignore[call-overload]
@@ -56,6 +59,9 @@ async def _look(page: object, url: str, view: str, rollout_id: str) -> None:
         await page.get_by_label("Group by task").check()
     elif view in ("try", "environments"):
         await page.goto(f"{url}/web/#/{view}")
+    elif view == "tools":
+        await page.goto(f"{url}/web/#/environments/fleet%3Aticket-desk")
+        await page.wait_for_timeout(2000)
     else:
         await page.goto(f"{url}/web/#/rollouts/{rollout_id}/{view}")
     await page.wait_for_timeout(900)
