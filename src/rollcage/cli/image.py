@@ -18,7 +18,7 @@ def image() -> None:
     """Prebaked boxes: packages of a task, or a whole system, ready before the rollout starts.
 
     \b
-      rollcage image build pandas --setup 'pip install pandas' --allow-host pypi.org --allow-host files.pythonhosted.org
+      rollcage image build pandas --setup 'pip install pandas' --allow-host index.example
       rollcage run TASK.toml --template pandas
     """
 
@@ -53,6 +53,13 @@ def build(name: str, as_json: bool, **options: Any) -> int:
 @click.argument("source", metavar="DIR_OR_TAR")
 @click.option("--workdir", metavar="PATH", help="What agents work on, such as /testbed; it becomes the workdir.")
 @click.option("--writable", multiple=True, metavar="PATH", help="A further folder that must be written to.")
+@click.option(
+    "--max-gb",
+    type=click.FloatRange(0, min_open=True),
+    default=20,
+    show_default=True,
+    help="What it may come to, unpacked; more is refused.",
+)
 @ENV
 @REBUILD
 @JSON
