@@ -5,23 +5,18 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from errno import EADDRINUSE, ENOENT, ENOSPC, ENOTDIR, EROFS
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import PurePosixPath
 
 import anyio
-import anyio.lowlevel
 
-from rollcage.errors import FileMissing, SandboxError, SandboxLost
+from rollcage.errors import SandboxError, SandboxLost
 from rollcage.sandboxes import seccomp
-from rollcage.sandboxes.base import PATH
 from rollcage.sandboxes.cgroups import Group
-from rollcage.sandboxes.keeper import Answer, InMemory, Keeper, Refusal
+from rollcage.sandboxes.keeper import Answer, Keeper, Refusal
+from rollcage.sandboxes.orders import ENVIRONMENT, check_command, listening, read_file, write_file
 from rollcage.sandboxes.process import LocalProcess
 from rollcage.types import HOME, SandboxSpec
-
-ENVIRONMENT = {"PATH": PATH, "HOME": HOME, "USER": "user", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
-"""What every command gets, and nothing else unless its caller says so."""
 
 _BWRAP = (
     "--unshare-user --disable-userns --unshare-pid --unshare-ipc --unshare-uts --unshare-cgroup-try "
@@ -32,7 +27,6 @@ _PROGRAM = ("/usr/bin/env", "-u", "PWD", "--")
 _LOCALE = ("LANG", "LC_")
 """Set by `env` itself: if it found them set, it would load a locale first, which takes longer than all else it does."""
 _OWN_PIDS = 8
-_CHUNK = 1 << 20
 
 
 class LocalBox:
@@ -91,50 +85,15 @@ class LocalBox:
 
     async def read(self, path: str, *, limit: int = 16 << 20) -> bytes:
         """At most `limit` bytes of a regular file; FileMissing where there is none. Never leads out, never hangs."""
-        try:
-            answer = await self._ask("read", {"path": _checked(path)}, [self._user, self._mnt])
-        except Refusal as refusal:
-            if refusal.kind == "NotAFile" or refusal.errno in (ENOENT, ENOTDIR):
-                raise FileMissing(f"no such file in the box: {path}") from refusal
-            raise SandboxError(f"cannot read {path} in the box: {refusal}") from refusal
-        [fd] = answer.fds
-        chunks: list[bytes] = []
-        try:
-            while limit > 0 and (chunk := os.read(fd, min(limit, _CHUNK))):
-                chunks.append(chunk)
-                limit -= len(chunk)
-                await anyio.lowlevel.checkpoint()
-        finally:
-            os.close(fd)
-        return b"".join(chunks)
+        return await read_file(self._ask_about_files, path, limit)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Make or replace a file, with the folders above it."""
-        with InMemory(data) as content:
-            order = {"path": _checked(path), "mode": mode}
-            try:
-                await self._ask("write", order, [self._user, self._mnt, content.fileno()])
-            except Refusal as refusal:
-                why = {ENOSPC: "the box's disk is full", EROFS: "this part of the box is read-only"}
-                reason = why.get(refusal.errno, str(refusal))
-                raise SandboxError(f"cannot write {path} in the box: {reason}") from refusal
+        await write_file(self._ask_about_files, path, data, mode)
 
-    @asynccontextmanager
-    async def listen(self, port: int) -> AsyncIterator[socket.socket]:
+    def listen(self, port: int) -> AbstractAsyncContextManager[socket.socket]:
         """A listening socket that is 127.0.0.1:port in the box and is served by this process; closed with the block."""
-        try:
-            answer = await self._ask("listen", {"port": port}, [self._user, self._net])
-        except Refusal as refusal:
-            why = "it is already in use" if refusal.errno == EADDRINUSE else str(refusal)
-            raise SandboxError(f"cannot listen on port {port} in the box: {why}") from refusal
-        listener = socket.socket(fileno=answer.fds[0])
-        listener.setblocking(False)
-        self._listeners.add(listener)
-        try:
-            yield listener
-        finally:
-            self._listeners.discard(listener)
-            listener.close()
+        return listening(self._ask_about_network, port, self._listeners)
 
     async def open_upper(self) -> int:
         """A descriptor of the folder with what was written below home since it was opened or checkpointed.
@@ -194,6 +153,12 @@ class LocalBox:
             self._asked.discard(answered)
             answered.set()
 
+    async def _ask_about_files(self, action: str, order: Mapping[str, object], fds: Sequence[int]) -> Answer:
+        return await self._ask(action, order, [self._user, self._mnt, *fds])
+
+    async def _ask_about_network(self, action: str, order: Mapping[str, object], fds: Sequence[int]) -> Answer:
+        return await self._ask(action, order, [self._user, self._net, *fds])
+
     async def _change(self, action: str, order: Mapping[str, object]) -> dict[str, list[str]]:
         if self._running:
             raise SandboxError(f"cannot {action} the box: a command is running in it")
@@ -206,7 +171,7 @@ class LocalBox:
         return answer.body
 
     async def _begin(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> LocalProcess:
-        _check_command(argv, env, cwd)
+        check_command(argv, env, cwd)
         locale = [f"{name}={value}" for name, value in env.items() if name.startswith(_LOCALE)]
         others = {name: value for name, value in env.items() if not name.startswith(_LOCALE)}
         options = [*_BWRAP, *(word for name, value in others.items() for word in ("--setenv", name, value))]
@@ -265,22 +230,3 @@ def _notes(spec: SandboxSpec, controllers: Sequence[str]) -> tuple[str, ...]:
     if spec.cpus is not None and "cpu" not in controllers:
         notes.append(f"cpus: {spec.cpus:g} is not enforced (no cpu cgroup that we may write)")
     return tuple(notes)
-
-
-def _check_command(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
-    if not argv or not argv[0]:
-        raise SandboxError("cannot run an empty command")
-    if "=" in argv[0]:
-        raise SandboxError(f"cannot run {argv[0]!r}: a program's name has no `=` in it")
-    if any("\0" in word for word in (*argv, *env, *env.values(), cwd)):
-        raise SandboxError(f"cannot run {argv[0]!r}: a NUL character in its arguments, environment or folder")
-    if any(not name or "=" in name for name in env):
-        raise SandboxError(f"cannot run {argv[0]!r}: an environment variable without a proper name")
-    if not cwd.startswith("/"):
-        raise SandboxError(f"cannot run {argv[0]!r} in {cwd!r}: an absolute path is needed")
-
-
-def _checked(path: str) -> str:
-    if not path.startswith("/") or "\0" in path:
-        raise SandboxError(f"{path!r} is not an absolute path in the box")
-    return path

@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING
 import anyio
 
 from rollcage.errors import FileMissing, SandboxError, SandboxLost
-from rollcage.sandboxes.base import PATH, Exit, run
+from rollcage.sandboxes.base import Exit, run
 from rollcage.sandboxes.e2b_cloud import Cloud
 from rollcage.sandboxes.e2b_process import E2BProcess
 from rollcage.sandboxes.inside import handle
+from rollcage.sandboxes.orders import ENVIRONMENT, check_command
 from rollcage.sandboxes.relay import relayed
 from rollcage.types import HOME, SandboxSpec
 
 if TYPE_CHECKING:
     from e2b import AsyncSandbox
 
-ENVIRONMENT = {"PATH": PATH, "HOME": HOME, "USER": "user", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
-"""What every command gets, and nothing else unless its caller says so."""
 TTL_S = 300
 """A box that nobody renews ends by itself after this long."""
 _HANDLE = Path(handle.__file__).read_text()
@@ -79,7 +78,7 @@ class E2BBox:
     ) -> AsyncIterator[E2BProcess]:
         """Start a command; it and everything it started are dead when the block is left."""
         environment = {**ENVIRONMENT, **(env or {})}
-        _check_command(argv, environment, cwd)
+        check_command(argv, environment, cwd)
         self._check_open()
         process = E2BProcess()
         self._running.add(process)
@@ -173,14 +172,3 @@ def _limits(spec: SandboxSpec) -> dict[str, int]:
         "NOFILE": 4096,
         "CORE": 0,
     }
-
-
-def _check_command(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
-    if not argv or not argv[0]:
-        raise SandboxError("cannot run an empty command")
-    if any("\0" in word for word in (*argv, *env, *env.values(), cwd)):
-        raise SandboxError(f"cannot run {argv[0]!r}: a NUL character in its arguments, environment or folder")
-    if any(not name or "=" in name for name in env):
-        raise SandboxError(f"cannot run {argv[0]!r}: an environment variable without a proper name")
-    if not cwd.startswith("/"):
-        raise SandboxError(f"cannot run {argv[0]!r} in {cwd!r}: an absolute path is needed")

@@ -6,24 +6,22 @@ import math
 import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from errno import EADDRINUSE, ENOENT, ENOSPC, ENOTDIR, EROFS
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from errno import ENOSPC
 
 import anyio
-import anyio.lowlevel
 
-from rollcage.errors import FileMissing, SandboxError, SandboxLost
-from rollcage.sandboxes.box import ENVIRONMENT
+from rollcage.errors import SandboxError, SandboxLost
 from rollcage.sandboxes.containers import filters
 from rollcage.sandboxes.containers.engine import Engine
 from rollcage.sandboxes.containers.line import Line
 from rollcage.sandboxes.containers.process import ContainerProcess
-from rollcage.sandboxes.keeper import InMemory, Refusal
+from rollcage.sandboxes.keeper import Refusal
+from rollcage.sandboxes.orders import ENVIRONMENT, check_command, listening, read_file, write_file
 from rollcage.types import HOME, SandboxSpec
 
 OWN_PIDS = 16
 """So many more processes a box may have than was asked for: those that stand over its commands."""
-_CHUNK = 1 << 20
 _CLOSE_S = 10
 
 
@@ -64,49 +62,15 @@ class ContainerBox:
 
     async def read(self, path: str, *, limit: int = 16 << 20) -> bytes:
         """At most `limit` bytes of a regular file; FileMissing where there is none. Never leads out, never hangs."""
-        try:
-            answer = await self._line.ask("read", {"path": _checked(path)})
-        except Refusal as refusal:
-            if refusal.kind == "NotAFile" or refusal.errno in (ENOENT, ENOTDIR):
-                raise FileMissing(f"no such file in the box: {path}") from refusal
-            raise SandboxError(f"cannot read {path} in the box: {refusal}") from refusal
-        [fd] = answer.fds
-        chunks: list[bytes] = []
-        try:
-            while limit > 0 and (chunk := os.read(fd, min(limit, _CHUNK))):
-                chunks.append(chunk)
-                limit -= len(chunk)
-                await anyio.lowlevel.checkpoint()
-        finally:
-            os.close(fd)
-        return b"".join(chunks)
+        return await read_file(self._line.ask, path, limit)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Make or replace a file, with the folders above it."""
-        with InMemory(data) as content:
-            try:
-                await self._line.ask("write", {"path": _checked(path), "mode": mode}, [content.fileno()])
-            except Refusal as refusal:
-                why = {ENOSPC: "the box's disk is full", EROFS: "this part of the box is read-only"}
-                reason = why.get(refusal.errno, str(refusal))
-                raise SandboxError(f"cannot write {path} in the box: {reason}") from refusal
+        await write_file(self._line.ask, path, data, mode)
 
-    @asynccontextmanager
-    async def listen(self, port: int) -> AsyncIterator[socket.socket]:
+    def listen(self, port: int) -> AbstractAsyncContextManager[socket.socket]:
         """A listening socket that is 127.0.0.1:port in the box and is served by this process; closed with the block."""
-        try:
-            answer = await self._line.ask("listen", {"port": port})
-        except Refusal as refusal:
-            why = "it is already in use" if refusal.errno == EADDRINUSE else str(refusal)
-            raise SandboxError(f"cannot listen on port {port} in the box: {why}") from refusal
-        listener = socket.socket(fileno=answer.fds[0])
-        listener.setblocking(False)
-        self._listeners.add(listener)
-        try:
-            yield listener
-        finally:
-            self._listeners.discard(listener)
-            listener.close()
+        return listening(self._line.ask, port, self._listeners)
 
     async def furnish(self, layers: Sequence[str]) -> None:
         """Lay these folders of the container over the home directory, topmost first; see which limits are in force."""
@@ -129,7 +93,7 @@ class ContainerBox:
         await self._engine.remove(self._id)
 
     async def _begin(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> ContainerProcess:
-        _check_command(argv, env, cwd)
+        check_command(argv, env, cwd)
         order = {
             "argv": list(argv),
             "env": dict(env),
@@ -169,22 +133,3 @@ def _notes(spec: SandboxSpec, bounds: Mapping[str, int]) -> tuple[str, ...]:
     if spec.cpus is not None and "cpus" not in bounds:
         notes.append(f"cpus: {spec.cpus:g} is not enforced {why}")
     return tuple(notes)
-
-
-def _check_command(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
-    if not argv or not argv[0]:
-        raise SandboxError("cannot run an empty command")
-    if "=" in argv[0]:
-        raise SandboxError(f"cannot run {argv[0]!r}: a program's name has no `=` in it")
-    if any("\0" in word for word in (*argv, *env, *env.values(), cwd)):
-        raise SandboxError(f"cannot run {argv[0]!r}: a NUL character in its arguments, environment or folder")
-    if any(not name or "=" in name for name in env):
-        raise SandboxError(f"cannot run {argv[0]!r}: an environment variable without a proper name")
-    if not cwd.startswith("/"):
-        raise SandboxError(f"cannot run {argv[0]!r} in {cwd!r}: an absolute path is needed")
-
-
-def _checked(path: str) -> str:
-    if not path.startswith("/") or "\0" in path:
-        raise SandboxError(f"{path!r} is not an absolute path in the box")
-    return path
