@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from boxes import python
+from commands import rollcage
 from image_making import build, folders, imported, said, tarred
 from playing import Play
 from rollcage.errors import UsageError
@@ -247,3 +248,18 @@ async def test_an_archive_whose_links_lead_up_cannot_put_the_host_into_its_boxes
             (part / "home").symlink_to(secret)
         async with provider.open(SandboxSpec(template="evil")) as box:
             assert "secret" not in await said(box, "ls -a ~")
+
+
+async def test_a_small_archive_that_unpacks_to_more_than_allowed_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    folder = a_system(tmp_path / "system")
+    (folder / "opt/bomb").touch()
+    os.truncate(folder / "opt/bomb", 3 << 30)
+    archive = tmp_path / "x.tar"
+    subprocess.run(["tar", "--create", "--sparse", "--file", archive, "--directory", folder, "."], check=True)
+    assert archive.stat().st_size < 100 << 20
+    async with LocalProvider(tmp_path / "state") as provider:
+        with pytest.raises(UsageError, match=r"cannot take 'opt/bomb': .* more than 0.5 GB; raise --max-gb"):
+            await imported(provider, "own", archive, max_gb=0.5)
+        assert folders(provider) == set()
+    told = rollcage(tmp_path, "image", "import", "own", str(archive), "--max-gb", "0.5")
+    assert told.returncode == 2 and "raise --max-gb" in told.stderr

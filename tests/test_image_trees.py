@@ -96,3 +96,25 @@ def test_a_copied_tree_keeps_links_times_and_rights_but_no_setuid(tmp_path: Path
     found = (target / "folder/file").stat()
     assert (found.st_mode & 0o7777, found.st_mtime, found.st_nlink) == (0o754, 1000, 2)
     assert os.readlink(target / "away") == "/etc" and not (target / "pipe").exists()
+
+
+def test_long_runs_of_zeros_become_holes(tmp_path: Path) -> None:
+    content = b"begin" + bytes(8 << 20) + b"middle" + bytes(8 << 20)
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        _entry(tar, "file", content=content)
+    data.seek(0)
+    with Tree(tmp_path) as tree:
+        unpack(data, tree, lambda path: path)
+    assert (tmp_path / "file").read_bytes() == content
+    assert (tmp_path / "file").stat().st_blocks * 512 < 6 << 20
+
+
+def test_names_without_content_count_too(tmp_path: Path) -> None:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for number in range(1000):
+            _entry(tar, f"{number}/{number}/link", type=tarfile.SYMTYPE, linkname="x")
+    data.seek(0)
+    with Tree(tmp_path, limit=1 << 20) as tree, pytest.raises(UsageError, match=r"cannot take '85'"):
+        unpack(data, tree, lambda path: path)

@@ -19,6 +19,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from environment_server import HOLD, served, shell
+from rollcage.server.admission import new_key
+from served import served as serve
 
 pytestmark = pytest.mark.anyio
 
@@ -180,6 +182,33 @@ async def test_sessions_have_a_limit_and_a_client_that_vanishes_in_a_step_frees_
             # Only the client is gone: what it waited for goes on.
             state = await ask(fourth, "step", tool("get_state", rollout_id=started["data"]["rollout_id"]))
             assert state["data"]["observation"]["result"]["data"]["outcome"] is None
+
+
+async def test_one_key_cannot_take_every_session(tmp_path: Path) -> None:
+    alice, bob = (new_key(tmp_path / "keys.toml", name) for name in ("alice", "bob"))
+    create = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
+    async with (
+        serve(tmp_path / "home", "--api-key-file", str(tmp_path / "keys.toml")) as server,
+        server.http(alice) as http,
+    ):
+        answers = [(await http.post("/mcp", json=create)).json() for _ in range(257)]
+        assert "256 sessions of this key" in answers[-1]["error"]["message"]
+        async with AsyncExitStack() as stack:
+            refused = await socket(stack, server.url, Authorization=f"Bearer {alice}")
+            assert (await ask(refused, "reset"))["data"]["code"] == "CAPACITY_REACHED"
+            other = await socket(stack, server.url, Authorization=f"Bearer {bob}")
+            assert (await ask(other, "reset"))["type"] == "observation"
+        # What needs no session is served all the same.
+        listed = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+        assert "result" in (await http.post("/mcp", json=listed)).json()
+        closing = {"session_id": answers[0]["result"]["session_id"]}
+        await http.post("/mcp", json={**create, "method": "openenv/session/close", "params": closing})
+        for _ in range(3):  # each gives its place back
+            async with AsyncExitStack() as stack:
+                ws = await socket(stack, server.url, Authorization=f"Bearer {alice}")
+                assert (await ask(ws, "reset"))["type"] == "observation"
+                await ws.send(json.dumps({"type": "close"}))
+                await ws.wait_closed()
 
 
 async def test_openenvs_tool_client_works(server: str) -> None:

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from commands import rollcage
+from rollcage.api.errors import Unauthorized
 from rollcage.errors import UsageError
 from rollcage.server.admission import ANYONE, Keys, digest_of, load_keys, loopback, new_key
-from rollcage.server.errors import Unauthorized
 from rollcage.server.serving import Options, checked
 from rollcage.settings import Settings
 from served import served, shell

@@ -16,6 +16,7 @@ from rollcage.gateway import Gateway
 from rollcage.layers import Layer
 from rollcage.runner import Backends, Runner
 from rollcage.sandboxes.base import Process, Rewindable, Sandbox
+from rollcage.sandboxes.files import NotCopied, copy_path
 from rollcage.sandboxes.local import LocalProvider
 from rollcage.sandboxes.saved import saved
 from rollcage.store import Store
@@ -109,3 +110,23 @@ async def test_a_home_too_large_to_save_is_a_clear_error(state_dir: Path) -> Non
                 pass
         async with saved(box, without=[f"{HOME}/large"], limit=2 << 20):
             pass
+
+
+@pytest.mark.parametrize("spent", ["inodes", "bytes"])
+async def test_a_workdir_that_fills_the_disk_is_judged_in_a_box_with_room(
+    store: Store, state_dir: Path, model: ScriptedModel, spent: str
+) -> None:
+    fill = {
+        "inodes": "mkdir d; n=0; while touch $(seq -f d/%g $n $((n+999))) 2>/dev/null; do n=$((n+1000)); done; true",
+        "bytes": "head -c 1G /dev/zero > zeros; head -c 1G /dev/urandom > noise; true",
+    }[spent]
+    task = Task(instruction=f"echo done > work.txt; {fill}", verify=("grep -qx done work.txt", "false"))
+    rollout = await _play(task, store, state_dir, model)
+    assert rollout.outcome is Outcome.SUCCEEDED, rollout.error
+    assert [result.exit_code for result in rollout.verify] == [0, 1]
+
+
+async def test_a_copy_that_takes_too_long_is_the_fault_of_what_is_copied(state_dir: Path) -> None:
+    async with LocalProvider(state_dir) as local, local.open(SandboxSpec()) as box, local.open(SandboxSpec()) as fresh:
+        with pytest.raises(NotCopied, match="took more than 0 s"):
+            await copy_path(box, fresh, f"{HOME}/workdir", timeout_s=0)

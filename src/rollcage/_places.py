@@ -1,8 +1,14 @@
-"""Who may run now and who waits: first come, first served, but nobody waits for a caller who has used up its share."""
+"""Who may run now and who waits.
+
+A place goes to the caller with the fewest rollouts running; among those, to the one whose turn is longest ago. The
+rollouts of one caller go in the order in which they came. Nobody waits for a caller who has used up its share, and
+nobody who runs is stopped for another.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterable
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -55,7 +61,10 @@ class Ticket:
 
     @property
     def position(self) -> int | None:
-        """1 is the next; null for a ticket that waits no more. Nobody behind it can make it larger."""
+        """1 is the next, if rollouts end in the order in which they began; null for a ticket that waits no more.
+
+        It grows when a caller with fewer rollouts comes, and never by what the same caller asks for later.
+        """
         return self._places.position(self)
 
 
@@ -64,9 +73,10 @@ class Places:
 
     def __init__(self, at_once: int, queue: int | None = None) -> None:
         self._at_once, self._queue = at_once, queue
-        self._waiting: dict[Ticket, None] = {}
+        self._waiting = _Lines()
         self._running: dict[Ticket, None] = {}
-        self._running_of: Counter[str] = Counter()
+        self._turns = _Turns()
+        self._order: dict[Ticket, int] | None = None
 
     @property
     def waiting(self) -> int:
@@ -83,41 +93,127 @@ class Places:
         if not always and not self._fits(share):
             self._check(share)
         ticket = Ticket(self, share)
-        self._waiting[ticket] = None
+        self._waiting.add(ticket)
+        self._order = None
         self._grant()
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
         """This one waits no more and has no place any more."""
-        self._waiting.pop(ticket, None)
+        self._order = None
+        self._waiting.remove(ticket)
         if ticket in self._running:
             del self._running[ticket]
-            self._running_of[ticket.share.caller] -= 1
+            self._turns.ended(ticket.share)
             self._grant()
 
     def position(self, ticket: Ticket) -> int | None:
         """Its place in the queue, from 1."""
         if ticket not in self._waiting:
             return None
-        return next(number for number, each in enumerate(self._waiting, 1) if each is ticket)
+        if self._order is None:
+            self._order = {each: number for number, each in enumerate(self._foreseen(), 1)}
+        return self._order[ticket]
+
+    def _foreseen(self) -> Iterable[Ticket]:
+        """Those who wait, in the order in which they would go if those who run ended in the order they began in."""
+        turns, running, waiting = self._turns.copy(), deque(self._running), self._waiting.copy()
+        while waiting:
+            chosen = turns.next(waiting.heads()) if len(running) < self._at_once else None
+            if chosen is None:
+                turns.ended(running.popleft().share)
+                continue
+            waiting.remove(chosen)
+            running.append(chosen)
+            turns.began(chosen.share)
+            yield chosen
 
     def _fits(self, share: Share) -> bool:
-        mine = self._running_of[share.caller]
-        return self.running < self._at_once and (share.at_once is None or mine < share.at_once)
+        return self.running < self._at_once and self._turns.may(share)
 
     def _check(self, share: Share) -> None:
         if self._queue is not None and self.waiting >= self._queue:
             raise QueueFull(f"{self.waiting} rollouts wait already, and no more may; try again later")
-        mine = sum(1 for ticket in self._waiting if ticket.share.caller == share.caller)
+        mine = self._waiting.count(share.caller)
         if share.queue is not None and mine >= share.queue:
             raise QueueFull(f"{mine} rollouts of this key wait already, and no more may; try again later")
 
     def _grant(self) -> None:
-        for ticket in list(self._waiting):
-            if self.running >= self._at_once:
-                return
-            if self._fits(ticket.share):
-                del self._waiting[ticket]
-                self._running[ticket] = None
-                self._running_of[ticket.share.caller] += 1
-                ticket.granted.set()
+        while self.running < self._at_once and (ticket := self._turns.next(self._waiting.heads())):
+            self._waiting.remove(ticket)
+            self._running[ticket] = None
+            self._turns.began(ticket.share)
+            ticket.granted.set()
+
+
+class _Lines:
+    """Those who wait: each caller has a line of its own."""
+
+    def __init__(self, lines: dict[str, dict[Ticket, None]] | None = None) -> None:
+        self._lines = lines or {}
+
+    def __len__(self) -> int:
+        return sum(len(line) for line in self._lines.values())
+
+    def __contains__(self, ticket: Ticket) -> bool:
+        return ticket in self._lines.get(ticket.share.caller, ())
+
+    def copy(self) -> _Lines:
+        """The same, for thinking ahead."""
+        return _Lines({caller: line.copy() for caller, line in self._lines.items()})
+
+    def add(self, ticket: Ticket) -> None:
+        """To the end of its caller's line."""
+        self._lines.setdefault(ticket.share.caller, {})[ticket] = None
+
+    def remove(self, ticket: Ticket) -> None:
+        """Wherever it stands, if it does."""
+        line = self._lines.get(ticket.share.caller, {})
+        line.pop(ticket, None)
+        if not line:
+            self._lines.pop(ticket.share.caller, None)
+
+    def count(self, caller: str) -> int:
+        """How many of this caller wait."""
+        return len(self._lines.get(caller, ()))
+
+    def heads(self) -> Iterable[Ticket]:
+        """The first of every line."""
+        return [next(iter(line)) for line in self._lines.values()]
+
+
+class _Turns:
+    """How many of each caller run, and when each had its last turn."""
+
+    def __init__(self) -> None:
+        self._running: Counter[str] = Counter()
+        self._latest: Counter[str] = Counter()
+        self._turn = 0
+
+    def copy(self) -> _Turns:
+        """The same, for thinking ahead."""
+        other = _Turns()
+        other._running, other._latest, other._turn = self._running.copy(), self._latest.copy(), self._turn
+        return other
+
+    def may(self, share: Share) -> bool:
+        """Whether one more of this caller may run."""
+        return share.at_once is None or self._running[share.caller] < share.at_once
+
+    def next(self, heads: Iterable[Ticket]) -> Ticket | None:
+        """Whose turn it is; null where nobody may run."""
+        # Those who never had a turn are equal; min() takes the first of them, who came first.
+        return min((ticket for ticket in heads if self.may(ticket.share)), key=self._standing, default=None)
+
+    def _standing(self, ticket: Ticket) -> tuple[int, int]:
+        return self._running[ticket.share.caller], self._latest[ticket.share.caller]
+
+    def began(self, share: Share) -> None:
+        """One of this caller has a place now."""
+        self._turn += 1
+        self._running[share.caller] += 1
+        self._latest[share.caller] = self._turn
+
+    def ended(self, share: Share) -> None:
+        """One of this caller has given its place back."""
+        self._running[share.caller] -= 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import PurePosixPath
 
 import anyio
@@ -27,6 +28,11 @@ REWARD_FILE = f"{REWARD_DIR}/reward.txt"
 REWARD_PARTS = f"{REWARD_DIR}/reward.json"
 GRACE_S = 5
 """How much longer the whole may take than its commands, so that one that hangs is named and its output kept."""
+
+COPY_S = 120.0
+"""How long copying a folder to a fresh box may take; all of them together may take a third of the time there is."""
+SPARE_MB = 64
+"""How much larger than twice the agent's disk a fresh box's is."""
 
 ENVIRONMENT = {
     "REWARD_FILE": REWARD_FILE,
@@ -109,7 +115,14 @@ async def verify(
     deadline = time.monotonic() + seconds
     try:
         with anyio.fail_after(seconds + GRACE_S):
-            async with _clean_box(job, box, provider, log, own, archive) as clean:
+            if job.task.verify_in == "box" and isinstance(box, Rewindable):
+                await _rewind(job.task, box, log, own)
+                place: AbstractAsyncContextManager[Sandbox] = nullcontext(box)
+            else:
+                # What the agent made must not use up the verifier's time; removing half a copy takes as long again.
+                share = seconds / 3 / (1 + len(job.task.keep))
+                place = _second_box(job, partial(copy_path, box, timeout_s=min(COPY_S, share)), provider, log, archive)
+            async with place as clean:
                 collected = await collect(clean, job.task.workdir, before=_CLEAR)
                 # The agent's files decide how long this takes; the verifier must have time left whatever they are.
                 patch = await patch_of(clean, job.task.workdir, timeout_s=min(TIMEOUT_S, seconds / 4))
@@ -128,24 +141,26 @@ async def verify(
         raise VerifierHung(f"verification had not ended after {seconds:g} s") from None
 
 
+async def _rewind(task: Task, box: Rewindable, log: Log, own: Sequence[str]) -> None:
+    changed = [path for path in await box.rewind((task.workdir, *task.keep)) if not _within(path, own)]
+    if changed:
+        await log(Noticed(what="changed outside the workdir; verification does not see it", paths=tuple(changed)))
+
+
 @asynccontextmanager
-async def _clean_box(
-    job: Job, box: Sandbox, provider: Provider, log: Log, own: Sequence[str], archive: Saved | None
+async def _second_box(
+    job: Job, copy: Callable[[Sandbox, str], Awaitable[None]], provider: Provider, log: Log, archive: Saved | None
 ) -> AsyncIterator[Sandbox]:
-    task = job.task
-    if task.verify_in == "box" and isinstance(box, Rewindable):
-        changed = [path for path in await box.rewind((task.workdir, *task.keep)) if not _within(path, own)]
-        if changed:
-            await log(Noticed(what="changed outside the workdir; verification does not see it", paths=tuple(changed)))
-        yield box
-        return
-    async with provider.open(job.sandbox) as fresh:
+    # Room for all that the agent may have written, what its image had brought, and the verifier's own files: whoever
+    # fills a disk up to its last inode must not keep the verifier from working.
+    spec = job.sandbox.model_copy(update={"disk_mb": 2 * job.sandbox.disk_mb + SPARE_MB})
+    async with provider.open(spec) as fresh:
         await log(BoxOpened(sandbox_id=fresh.id, backend=provider.name, fresh=True, notes=fresh.notes))
         if archive is not None:
             await archive.unpack(fresh)
-        for path in (task.workdir, *task.keep):
+        for path in (job.task.workdir, *job.task.keep):
             try:
-                await copy_path(box, fresh, path)
+                await copy(fresh, path)
             except NotCopied:
                 # The agent made it so. It is judged without it: an error would be a way around a zero.
                 await run(fresh, ["rm", "-rf", "--", path], env={"PATH": PATH})

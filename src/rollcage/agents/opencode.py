@@ -42,7 +42,7 @@ DRIVERS = ("run", "serve")
 DRIVER = "serve"
 """The one that is used where nobody says (bench/drivers.py has the numbers)."""
 
-MAX_LINE = 8 << 20
+MAX_LINE = 4 << 20
 MAX_SAID = 64 << 20
 """How much of its own stream an agent may put into the log; a runaway cannot fill the disk."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -22,8 +22,15 @@ from rollcage.types import JsonObject
 USER = "opencode"
 """Who OpenCode's server takes its callers for."""
 MAX_HEAD = 64 << 10
-MAX_ANSWER = 64 << 20
-MAX_EVENT = 16 << 20
+MAX_ANSWER = 1 << 20
+MAX_EVENT = 4 << 20
+"""Reading JSON holds up everything else in this process, and costs many times its size: larger events are skipped."""
+MAX_STREAM = 256 << 20
+"""What is read of one stream of events; the rest is thrown away."""
+EVENT_COST = 256
+"""What each event counts beyond its size."""
+SKIPPED, DEAF = "rollcage.skipped", "rollcage.deaf"
+"""Types of events of our own: one was too large; no more are read."""
 
 # `exec` at the end: when the server closes the connection, the process is over, and whatever else it started.
 _BRIDGE = 'exec 3<>"/dev/tcp/127.0.0.1/$0" || exit 7; exec 4<&0; cat <&4 >&3 & exec cat <&3'
@@ -31,6 +38,10 @@ _BRIDGE = 'exec 3<>"/dev/tcp/127.0.0.1/$0" || exit 7; exec 4<&0; cat <&4 >&3 & e
 
 class ServerGone(AgentError):
     """The agent's server does not answer, or not in a way that makes sense."""
+
+
+class TooLarge(ServerGone):
+    """The agent's server has more to say than anybody would listen to."""
 
 
 class Answer(NamedTuple):
@@ -68,6 +79,43 @@ class _Reader:
         self.complete = True
 
 
+class _Blocks:
+    """Cuts a growing body into events, as far as they are to be read."""
+
+    def __init__(self, body: bytearray) -> None:
+        self._body, self._left = body, MAX_STREAM
+        self._searched, self._skipping = 0, False
+        self._news: dict[str, bool] = {}
+
+    def take(self) -> Iterator[bytes]:
+        """The events that are complete by now."""
+        while self._left > 0 and (end := self._body.find(b"\n\n", self._searched)) >= 0:
+            whole = not self._skipping and end <= MAX_EVENT
+            block = bytes(self._body[:end]) if whole else b""
+            del self._body[: end + 2]
+            self._searched, self._skipping = 0, False
+            self._left -= len(block) + EVENT_COST
+            if whole:
+                yield block
+            else:
+                self._news.setdefault(SKIPPED, True)
+        if self._left <= 0:
+            self._news.setdefault(DEAF, True)
+            self._body.clear()
+        elif len(self._body) > MAX_EVENT:
+            self._news.setdefault(SKIPPED, True)
+            self._skipping = True
+            del self._body[:-1]
+        # A large event that comes byte by byte must not be searched from its start each time.
+        self._searched = max(0, len(self._body) - 1)
+
+    def news(self) -> list[str]:
+        """What is to be told now: SKIPPED and DEAF, each once."""
+        told = [kind for kind, new in self._news.items() if new]
+        self._news.update(dict.fromkeys(told, False))
+        return told
+
+
 class Channel:
     """One HTTP/1.1 connection: requests wait for each other."""
 
@@ -85,8 +133,8 @@ class Channel:
         async with box.spawn(argv) as process:
             yield cls(process, password)
 
-    async def ask(self, method: str, path: str, body: JsonObject | None = None) -> Answer:
-        """One request, and its whole answer."""
+    async def ask(self, method: str, path: str, body: JsonObject | None = None, *, limit: int = MAX_ANSWER) -> Answer:
+        """One request, and its whole answer; TooLarge where that has more than `limit` bytes."""
         async with self._lock:
             parser, reader = await self._send(method, path, body)
             head = 0
@@ -94,14 +142,15 @@ class Channel:
                 head += await self._feed(parser)
                 if reader.head and head > MAX_HEAD:
                     raise ServerGone("the agent's server answered with an endless head")
-                if len(reader.body) > MAX_ANSWER:
-                    raise ServerGone(f"the agent's server answered with more than {MAX_ANSWER >> 20} MB")
+                if len(reader.body) > limit:
+                    raise TooLarge(f"the agent's server answered with more than {limit >> 20} MB")
         return Answer(parser.get_status_code(), bytes(reader.body))
 
     async def events(self, path: str) -> AsyncGenerator[JsonObject, None]:
-        """The server's own stream of events, until it ends it."""
+        """The server's own stream of events, until it ends it; events that are too large or too many are left out."""
         parser, reader = await self._send("GET", path, None)
-        head = searched = 0
+        blocks = _Blocks(reader.body)
+        head = 0
         while not reader.complete:
             head += await self._feed(parser)
             if reader.head:
@@ -110,16 +159,11 @@ class Channel:
                 continue
             if parser.get_status_code() != 200:
                 Answer(parser.get_status_code(), bytes(reader.body)).json()
-            while (end := reader.body.find(b"\n\n", searched)) >= 0:
-                event = bytes(reader.body[:end])
-                del reader.body[: end + 2]
-                searched = 0
-                if (data := event_of(event)) is not None:
+            for block in blocks.take():
+                if (data := event_of(block)) is not None:
                     yield data
-            # A large event that comes byte by byte must not be searched from its start each time.
-            searched = max(0, len(reader.body) - 1)
-            if len(reader.body) > MAX_EVENT:
-                raise ServerGone(f"the agent's server sent an event of more than {MAX_EVENT >> 20} MB")
+            for kind in blocks.news():
+                yield {"type": kind}
 
     async def _send(
         self, method: str, path: str, body: JsonObject | None

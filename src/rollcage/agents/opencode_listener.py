@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from contextlib import suppress
@@ -10,6 +11,7 @@ from typing import Any
 
 import anyio
 
+from rollcage.agents import opencode_http
 from rollcage.agents.base import Say
 from rollcage.agents.opencode_transcript import FINISHED
 from rollcage.events import AgentSaid
@@ -17,7 +19,7 @@ from rollcage.types import JsonObject
 
 EVERY_S = 0.5
 """How often text that is still being written goes into the log."""
-MAX_HELD = 256
+MAX_HELD = 32
 """How many parts may be unfinished at once; nobody writes more."""
 MAX_HELD_BYTES = 256 << 10
 """An unfinished part larger than this is not held; it is in the log once it is finished."""
@@ -48,7 +50,10 @@ class Listener:
         self._texts: dict[str, JsonObject] = {}
         self._added: dict[str, list[str]] = {}
         self._tools: dict[str, _Tool] = {}
-        self._seen: dict[str, JsonObject] = {}
+        self._seen: dict[str, bytes] = {}
+        self._noted: set[str] = set()
+        self.deaf = False
+        """No more events are heard: whether the session is over must be asked for."""
         self.idle = anyio.Event()
         """The session has nothing more to do."""
         self.error: str | None = None
@@ -60,6 +65,12 @@ class Listener:
 
     async def hear(self, event: JsonObject) -> None:
         """Take in one event of the server."""
+        match event.get("type"):
+            case opencode_http.SKIPPED:
+                await self.note(f"an event of more than {opencode_http.MAX_EVENT >> 20} MB was left out")
+            case opencode_http.DEAF:
+                self.deaf = True
+                await self.note(f"more than {opencode_http.MAX_STREAM >> 20} MB of events; the rest was left out")
         properties = _table(event.get("properties"))
         if properties.get("sessionID") != self._session:
             return
@@ -84,6 +95,12 @@ class Listener:
                     await self._failed(properties.get("error"))
                 case _:
                     pass
+
+    async def note(self, text: str) -> None:
+        """Say once in the log that something is not in it."""
+        if text not in self._noted:
+            self._noted.add(text)
+            await self._put({"type": "note", "text": text})
 
     async def tell(self) -> None:
         """Every now and then, log what is still being written. Runs until cancelled."""
@@ -110,8 +127,7 @@ class Listener:
         name = str(info.get("id", ""))
         if info.get("role") == "user":
             self._users.add(name)
-        if self._seen.get(name) != info:
-            self._seen[name] = info
+        if self._news(name, info):
             await self._put({"type": "message", "info": info})
 
     async def _part(self, part: JsonObject) -> None:
@@ -153,17 +169,22 @@ class Listener:
 
     async def _look(self, name: str) -> None:
         tool, now = self._tools[name], time.monotonic()
-        if tool.due <= now and self._seen.get(name) != tool.part:
+        if tool.due <= now and self._seen.get(name) != _digest(tool.part):
             tool.due, tool.wait = now + tool.wait, tool.wait * 2
             await self._log(tool.part)
 
     async def _log(self, part: JsonObject) -> None:
         name = str(part.get("id", ""))
-        if self._seen.get(name) == part:
+        if not self._news(name, part):
             return
-        self._seen[name] = part
         done = _finished(part) and not self._of_user(part)
         await self._put({"type": FINISHED.get(str(part.get("type")), "part") if done else "part", "part": part})
+
+    def _news(self, name: str, value: JsonObject) -> bool:
+        """Whether this is not what was logged last under that name; from now on it is."""
+        # Not the value itself: a hostile one can take hundreds of megabytes.
+        before, self._seen[name] = self._seen.get(name), _digest(value)
+        return before != self._seen[name]
 
     def _of_user(self, part: JsonObject) -> bool:
         return str(part.get("messageID", "")) in self._users
@@ -186,6 +207,10 @@ def error_line(error: Any) -> str:
     data = error.get("data")
     message = data.get("message") if isinstance(data, dict) else None
     return f"{error.get('name', 'error')}: {message or ''}".strip(": ")
+
+
+def _digest(value: JsonObject) -> bytes:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
 
 
 def _small(part: JsonObject) -> bool:

@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import ByteReceiveStream
 
 from rollcage.agents.base import AgentExit, Say
-from rollcage.agents.opencode_http import USER, Channel, ServerGone
+from rollcage.agents.opencode_http import USER, Channel, ServerGone, TooLarge
 from rollcage.agents.opencode_listener import Listener
 from rollcage.errors import SandboxError
 from rollcage.sandboxes.base import Process, Sandbox, Tail
@@ -31,6 +31,8 @@ ANSWER_S = 120
 SLOW = f"the agent's server did not answer within {ANSWER_S} s"
 LOOK_S = 5
 """How long after an error the session may take to say that it is over, before it is asked."""
+MAX_MESSAGES = 8 << 20
+"""How much of a session is compared with what was heard of it, at its end."""
 _LISTENING = b"listening on"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
@@ -136,7 +138,7 @@ class Drive:
                     await self._converse(listener, events, control, prompt)
                 if self._gone is None:
                     with anyio.fail_after(ANSWER_S):
-                        await listener.settle((await control.ask("GET", self._path("message"))).json())
+                        await self._settle(listener, control)
         except anyio.get_cancelled_exc_class():
             if listener is not None:
                 await self._abort(listener)
@@ -169,7 +171,7 @@ class Drive:
         while not listener.idle.is_set():
             with anyio.move_on_after(LOOK_S):
                 await listener.idle.wait()
-            if listener.error and not listener.idle.is_set() and not await self._busy(control):
+            if (listener.error or listener.deaf) and not listener.idle.is_set() and not await self._busy(control):
                 return
 
     async def _follow(self, listener: Listener, events: AsyncIterator[JsonObject], control: Channel) -> None:
@@ -195,7 +197,16 @@ class Drive:
         with anyio.move_on_after(ABORT_S, shield=True), suppress(ServerGone, SandboxError):
             async with self._server.channel() as control:
                 await control.ask("POST", self._path("abort"))
-                await listener.settle((await control.ask("GET", self._path("message"))).json())
+                await self._settle(listener, control)
+
+    async def _settle(self, listener: Listener, control: Channel) -> None:
+        try:
+            messages = await control.ask("GET", self._path("message"), limit=MAX_MESSAGES)
+        except TooLarge:
+            # It is in the log as far as it was heard; nobody's work is worth less for it.
+            await listener.note(f"the session's messages come to more than {MAX_MESSAGES >> 20} MB; they were not read")
+            return
+        await listener.settle(messages.json())
 
     def _path(self, what: str) -> str:
         return f"/session/{self._session}/{what}{self._query}"

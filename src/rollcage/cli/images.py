@@ -44,6 +44,7 @@ def import_(name: str, path: str, options: Mapping[str, Any], as_json: bool) -> 
         workdir=options["workdir"] or "",
         writable=options["writable"],
         env=_variables(options["env"]),
+        max_gb=options["max_gb"],
     )
 
     async def take(boxes: LocalProvider, say: Say) -> Built:

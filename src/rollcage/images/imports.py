@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import anyio
 import anyio.to_thread
+from pydantic import Field
 
 from rollcage.errors import SandboxError, SetupError, UsageError
 from rollcage.images.build import FORMAT, Built, Say, merged
@@ -58,6 +59,8 @@ class Source(Value):
     """Further folders that must be written to: they move below home, with links where they were."""
     env: dict[str, str] = {}
     """For every command of its boxes, as the image's own configuration would have set it."""
+    max_gb: float = Field(default=20, gt=0)
+    """What it may come to, unpacked, with holes counted as if they were full; more is refused."""
 
 
 async def import_image(provider: LocalProvider, name: str, source: Source, say: Say, *, rebuild: bool = False) -> Built:
@@ -73,7 +76,7 @@ async def import_image(provider: LocalProvider, name: str, source: Source, say: 
 
     async def build(folder: Path) -> None:
         say(f"copying {source.path}")
-        await anyio.to_thread.run_sync(_fill, folder, source.path, moves)
+        await anyio.to_thread.run_sync(_fill, folder, source, moves)
 
     salt = str(time.time_ns()) if rebuild else ""
     layer = Layer(f"{PART}_import", f"{digest}{salt}", build)
@@ -134,11 +137,12 @@ def _taken(path: str) -> str | None:
     return path
 
 
-def _fill(folder: Path, source: Path, moves: dict[str, str]) -> None:
+def _fill(folder: Path, wanted: Source, moves: dict[str, str]) -> None:
+    source = wanted.path
     (folder / "system").mkdir()
     try:
         # This is the root of whatever a symlink in it says: one that leads to `..` must not come out beside it.
-        with Tree(folder / "system") as tree:
+        with Tree(folder / "system", limit=int(wanted.max_gb * (1 << 30))) as tree:
             if source.is_dir():
                 fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import lzma
 import os
-import shutil
 import stat
 import tarfile
 import zlib
@@ -29,12 +28,17 @@ Placing = Callable[[str], str | None]
 _OPAQUE = "user.overlay.opaque"
 _MEMBERS_KEPT = 1000
 _LATEST = 1 << 33
+_CHUNK = 1 << 20
+_NAME_COST = 4 << 10
+"""What every file, folder and link counts, however little is in it: that many names fill a disk too."""
 
 
 class Tree:
     """A folder that is being filled. Everything in it can be read and removed by its owner."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, limit: int | None = None) -> None:
+        """`limit`: bytes that everything in it may come to, with holes counted as if they were full; null: any."""
+        self._left, self._limit = limit, limit
         self._root = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def __enter__(self) -> Tree:
@@ -51,6 +55,7 @@ class Tree:
         with self._above(parts) as above:
             name = parts[-1]
             with suppress(FileExistsError):
+                self._spend(path, _NAME_COST)
                 os.mkdir(name, 0o755, dir_fd=above)
             found = os.lstat(name, dir_fd=above)
             if stat.S_ISLNK(found.st_mode):
@@ -64,7 +69,13 @@ class Tree:
         with self._place(path) as (above, name):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(name, flags, 0o600, dir_fd=above), "wb") as target:
-                shutil.copyfileobj(content, target, 1 << 20)
+                while chunk := content.read(_CHUNK):
+                    self._spend(path, len(chunk))
+                    if len(chunk) == _CHUNK and not chunk.strip(b"\0"):
+                        target.seek(_CHUNK, os.SEEK_CUR)  # a hole: an archive of a few kB may have gigabytes of them
+                    else:
+                        target.write(chunk)
+                target.truncate()
                 os.fchmod(target.fileno(), (mode & 0o777) | 0o400)
                 target.flush()
                 # Compiled Python is valid only for a source of exactly this age.
@@ -100,11 +111,19 @@ class Tree:
         finally:
             os.close(fd)
 
+    def _spend(self, path: str, size: int) -> None:
+        if self._left is None or self._limit is None:
+            return
+        self._left -= size
+        if self._left < 0:
+            _refuse(path, f"with it, everything comes to more than {self._limit / (1 << 30):g} GB; raise --max-gb")
+
     @contextmanager
     def _place(self, path: str) -> Iterator[tuple[int, str]]:
         parts = parts_of(path)
         if not parts:
             _refuse(path, "it is no file's name")
+        self._spend(path, _NAME_COST)
         with self._above(parts) as above:
             try:
                 os.unlink(parts[-1], dir_fd=above)
@@ -134,6 +153,7 @@ class Tree:
                 raise
         above = self._opened(parts[:-1])
         try:
+            self._spend("/".join(parts), _NAME_COST)
             os.mkdir(parts[-1], 0o755, dir_fd=above)
         finally:
             os.close(above)

@@ -21,7 +21,7 @@ _LISTING_LIMIT = 2 << 20
 
 
 class NotCopied(SandboxError):
-    """A folder is of a kind that cannot be packed or unpacked: too deep, or more than fits."""
+    """A folder is of a kind that cannot be packed or unpacked: too deep, more than fits, or too much for the time."""
 
 
 class Collected(NamedTuple):
@@ -161,7 +161,7 @@ async def copy_path(source: Sandbox, target: Sandbox, path: str, *, timeout_s: f
                 await pump(packing.stdout, unpacking.stdin)
             codes = (await packing.wait(), await unpacking.wait())
     if scope.cancelled_caught:
-        raise SandboxError(f"copying {path} to a fresh box took more than {timeout_s:g} s")
+        raise NotCopied(f"copying {path} to a fresh box took more than {timeout_s:g} s")
     if any(codes):
         said = " ".join(output.text.strip() for output in errors.values() if output.data)
         raise NotCopied(f"cannot copy {path} to a fresh box: {said[-500:] or codes}")

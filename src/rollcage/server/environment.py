@@ -5,6 +5,8 @@ The only module of the server that imports `openenv`, which costs seconds: it is
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -13,6 +15,7 @@ import anyio
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from openenv.core.env_server.exceptions import SessionCapacityError
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.mcp_types import (
@@ -29,7 +32,7 @@ from rollcage.api.request import RolloutRequest
 from rollcage.result import RolloutResult
 from rollcage.server.admission import current_caller
 from rollcage.server.mcp_tools import TOOLS, Progress, Tool, ToolFailure, call, find
-from rollcage.server.openenv_presence import Connection, Episode, Episodes, Presence, connection
+from rollcage.server.openenv_presence import Connection, Episode, Episodes, Presence, Sessions, connection
 from rollcage.server.service import Service
 from rollcage.types import JsonObject, Value
 
@@ -37,7 +40,7 @@ STEP_BUDGET_S = 900.0
 """How long a step may take where the caller does not say."""
 SESSIONS = 1024
 """Sessions at once; one that waits for a rollout costs a socket and no thread."""
-IDLE_S = 24 * 3600.0
+IDLE_S = 3600.0
 """A session that nobody used for so long is closed."""
 
 NAME = "opencode_env"
@@ -60,7 +63,7 @@ def build(service: Service, *, sessions: int = SESSIONS, budget_s: float = STEP_
     """OpenEnv's app over this service: /ws, /reset, /step, /state, /schema, /metadata, /mcp (OpenEnv's own) ..."""
     # OpenEnv looks through a partial at the class, which says that one thread is enough for all sessions.
     app: FastAPI = create_app(
-        partial(OpenCodeEnvironment, service, Episodes(), budget_s),
+        partial(OpenCodeEnvironment, service, Episodes(), budget_s, Sessions(sessions)),
         RolloutAction,
         RolloutObservation,
         env_name=NAME,
@@ -85,16 +88,37 @@ class OpenCodeEnvironment(Environment[Action, Observation, OpenCodeState]):
     SUPPORTS_CONCURRENT_SESSIONS = True
     REQUIRES_SINGLE_THREAD_EXECUTOR = True
 
-    def __init__(self, service: Service, episodes: Episodes, budget_s: float = STEP_BUDGET_S) -> None:
+    def __init__(
+        self, service: Service, episodes: Episodes, budget_s: float = STEP_BUDGET_S, sessions: Sessions | None = None
+    ) -> None:
         super().__init__()
         self._service, self._episodes, self._budget_s = service, episodes, budget_s
         here = connection.get()
+        # OpenEnv makes those of sessions in a thread, where there is no connection.
+        self._sessions, self._held = sessions if here is None else None, 0
         self._owner = here.owner if here else None
         self._episode = Episode.new()
         if here and here.owner is not None:
             self._episode = episodes.find(here.owner, here.episode_id)
         self.mcp_client = ToolCalls(self)
         """What OpenEnv's own /mcp calls."""
+
+    @asynccontextmanager
+    async def mcp_session(self) -> AsyncIterator[ToolCalls]:
+        """OpenEnv enters it when a session begins, perhaps twice, and leaves it when the session is over.
+
+        SessionCapacityError, which OpenEnv tells the client, where the caller has as many sessions as it may.
+        """
+        caller, sessions = current_caller.get(), self._sessions
+        if sessions is not None and self._held == 0 and (full := sessions.enter(caller)):
+            raise SessionCapacityError(*full, message=f"{full[0]} sessions of this key are open, and no more may be")
+        self._held += 1
+        try:
+            yield self.mcp_client
+        finally:
+            self._held -= 1
+            if sessions is not None and self._held == 0:
+                sessions.leave(caller)
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Observation:
         """Begin an episode. `seed` is the sampling seed of its rollouts that name none."""

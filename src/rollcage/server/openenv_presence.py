@@ -7,7 +7,7 @@ plain HTTP request.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from uuid import uuid4
 import anyio
 
 from opencode_env.models import OpenCodeState
-from rollcage.server.admission import caller_of
+from rollcage.server.admission import Caller, caller_of
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -32,6 +32,8 @@ AHEAD = 64
 """Messages read ahead of a busy handler, so that the end of the connection is seen behind them."""
 EPISODES = 10_000
 """Episodes of plain HTTP that are remembered; the oldest is forgotten first."""
+SHARE, LEAST_SESSIONS = 4, 8
+"""One key may have every fourth session, but at least so many."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,28 @@ class Episodes:
             if self._latest.get(forgotten) == forgotten_id:
                 del self._latest[forgotten]
         return episode
+
+
+class Sessions:
+    """How many sessions each caller has; one key cannot take them all. Used on the event loop only."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: sessions of all callers together."""
+        self._most = most
+        self._open: Counter[str] = Counter()
+
+    def enter(self, caller: Caller) -> tuple[int, int] | None:
+        """Count one more; where the caller may have no more, how many it has and may have."""
+        # Who has no name is the only caller there is.
+        most = min(self._most, max(LEAST_SESSIONS, self._most // SHARE)) if caller.name else self._most
+        if self._open[caller.name] >= most:
+            return self._open[caller.name], most
+        self._open[caller.name] += 1
+        return None
+
+    def leave(self, caller: Caller) -> None:
+        """One less."""
+        self._open[caller.name] -= 1
 
 
 class Presence:

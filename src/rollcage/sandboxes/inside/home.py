@@ -19,7 +19,7 @@ _HOME = f"/root{HOME}"
 _TMP = "/root/tmp"
 _DISK = "/disk"
 _FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV
-_MOST_INODES = 200 << 10
+_MANY_INODES = 200 << 10
 _LEAST_INODES = 16 << 10
 _SPARE_INODES = 1 << 10
 _SPARE_BYTES = 32 << 20
@@ -53,7 +53,8 @@ def empty_tmp(size: int, *, first: bool = False) -> None:
 
 
 def _inodes(size: int) -> int:
-    return max(_LEAST_INODES, min(_MOST_INODES, size >> 12))
+    # A larger disk always has more: what fills one fits on another that is larger, with room to spare.
+    return max(_LEAST_INODES, min(_MANY_INODES, size >> 12) + (size >> 15))
 
 
 def _make_room() -> None:
