@@ -35,20 +35,15 @@ export function Progress({ row }) {
 
 function Row({ row, selected, time }) {
   const name = row.task_id || clip(row.instruction, 90);
-  return html`<a
-    class="row ${selected ? "selected" : ""}"
-    role="row"
-    href=${`#/rollouts/${row.rollout_id}`}
-    title=${clock(row.started_at)}
-  >
-    <span role="cell" class="task"><b>${name}</b>${row.task_id && html`<small>${clip(row.instruction, 120)}</small>`}</span>
+  return html`<div class="row ${selected ? "selected" : ""}" role="row" title=${clock(row.started_at)}>
+    <span role="cell" class="task"><a class="cover" href=${`#/rollouts/${row.rollout_id}`}><b>${name}</b></a>${row.task_id && html`<small>${clip(row.instruction, 120)}</small>`}</span>
     <span role="cell" class="who"><span>${row.agent}</span><small>${row.model}</small></span>
     <span role="cell" class="stage"><${Progress} row=${row} /></span>
     <span role="cell" class="number reward ${row.reward === null ? "none" : ""}">${reward(row.reward)}</span>
     <span role="cell" class="number turns">${count(row.proxy_turns_so_far)}</span>
     <span role="cell" class="number tokens">${count(row.tokens_so_far)}</span>
     <span role="cell" class="number age">${age(row.started_at, time)}</span>
-  </a>`;
+  </div>`;
 }
 
 function groupsOf(rows) {
@@ -67,15 +62,15 @@ function Group({ group, time, onOpen }) {
   const known = rewards.filter((value) => value !== null);
   const mean = known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
   const open = group.rows.filter((row) => !row.outcome).length;
-  return html`<button class="row group" role="row" onClick=${() => onOpen(group.name)}>
-    <span role="cell" class="task"><b>${clip(group.name, 90)}</b><small>${clip(group.rows[0].instruction, 120)}</small></span>
+  return html`<div class="row group" role="row">
+    <span role="cell" class="task"><button class="cover" onClick=${() => onOpen(group.name)}><b>${clip(group.name, 90)}</b></button><small>${clip(group.rows[0].instruction, 120)}</small></span>
     <span role="cell" class="who"><${Spread} rewards=${rewards} /></span>
     <span role="cell" class="stage">${open ? html`<span class="progress busy">${open} running</span>` : html`<span class="progress">all ended</span>`}</span>
     <span role="cell" class="number reward">${reward(mean)}</span>
     <span role="cell" class="number turns">${count(group.rows.length)}</span>
     <span role="cell" class="number tokens">${count(group.rows.reduce((sum, row) => sum + row.tokens_so_far, 0))}</span>
     <span role="cell" class="number age">${age(group.rows[0].started_at, time)}</span>
-  </button>`;
+  </div>`;
 }
 
 const narrow = matchMedia("(max-width: 720px)");
