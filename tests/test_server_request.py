@@ -82,6 +82,12 @@ def test_the_newer_shape_means_what_it_says() -> None:
     assert (job.sandbox.template, job.mode) == ("big", "black_box")
 
 
+def test_the_server_drives_opencode_live_unless_it_is_told_otherwise() -> None:
+    assert job_of(endpoint="vllm").agent.driver == "serve"
+    assert job_of(endpoint="vllm", driver="run").agent.driver == "run"
+    assert job_of(endpoint="vllm", agent="shell").agent.driver == ""
+
+
 def test_the_published_image_is_what_every_box_has_anyway() -> None:
     assert job_of(endpoint="vllm", template="opencode-rl").sandbox.template == ""
     assert job_of(endpoint="vllm", template="opencode-rl", sandbox="e2b").sandbox.template == "opencode-rl"

@@ -39,7 +39,7 @@ EDIT_TOOLS = frozenset(("apply_patch", "edit", "write"))
 """OpenCode knows these as one permission, `edit`: they come and go together."""
 
 DRIVERS = ("run", "serve")
-DRIVER = "serve"
+DRIVER = "run"
 """The one that is used where nobody says (bench/drivers.py has the numbers)."""
 
 MAX_LINE = 4 << 20

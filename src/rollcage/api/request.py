@@ -100,7 +100,7 @@ class RolloutRequest(Value):
     agent: str = "opencode"
     """The agent CLI."""
     driver: str = ""
-    """How the agent is driven, where it knows more than one way; empty: its own default."""
+    """How the agent is driven, where it knows more than one way: OpenCode by `serve` (the default here) or `run`."""
     system_prompt: str = ""
     """Replaces the agent's own system prompt."""
     enabled_tools: tuple[str, ...] | None = None
@@ -172,7 +172,7 @@ def wanted(
             model=endpoint,
             agent=AgentSpec(
                 name=request.agent,
-                driver=request.driver,
+                driver=_driver(request),
                 system_prompt=request.system_prompt,
                 enabled_tools=request.enabled_tools,
                 disabled_tools=request.disabled_tools,
@@ -206,6 +206,11 @@ def again(job: Job, settings: Settings, *, scripted: Scripted) -> Job:
     if kind != "scripted" and endpoint.base_url != job.model.base_url:
         raise UsageError(f"endpoint {kind!r} has another address now")
     return job.model_copy(update={"model": endpoint.model_copy(update={"sampling": job.model.sampling})})
+
+
+def _driver(request: RolloutRequest) -> str:
+    """How the agent is driven: OpenCode through its own server, so that its transcript is live and an abort is at once."""
+    return request.driver or ("serve" if request.agent == "opencode" else "")
 
 
 def _template(request: RolloutRequest) -> str:
