@@ -209,7 +209,7 @@ def again(job: Job, settings: Settings, *, scripted: Scripted) -> Job:
 
 
 def _driver(request: RolloutRequest) -> str:
-    """How the agent is driven: OpenCode through its own server, so that its transcript is live and an abort is at once."""
+    """How the agent is driven: OpenCode through its own server, so that its transcript is live and an abort at once."""
     return request.driver or ("serve" if request.agent == "opencode" else "")
 
 
