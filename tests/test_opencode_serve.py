@@ -82,7 +82,8 @@ async def test_both_drivers_give_the_same_rollout(play: Play) -> None:
     assert all(turn.trainable for turn in serve.turns)
     for one, after in itertools.pairwise(serve.turns):
         assert after.prompt_ids[: len(one.prompt_ids)] == one.prompt_ids
-    # OpenCode writes its log a little behind, and is gone when the session is over: the last lines may be missing.
+    assert "llm.provider=rollcage" in run.agent_log_tail
+    # A server writes its log a little behind, and is gone when the session is over: the last lines may be missing.
     assert "level=INFO" in serve.agent_log_tail
 
 
