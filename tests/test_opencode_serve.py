@@ -82,9 +82,8 @@ async def test_both_drivers_give_the_same_rollout(play: Play) -> None:
     assert all(turn.trainable for turn in serve.turns)
     for one, after in itertools.pairwise(serve.turns):
         assert after.prompt_ids[: len(one.prompt_ids)] == one.prompt_ids
-    assert "llm.provider=rollcage" in run.agent_log_tail
-    # A server writes its log a little behind, and is gone when the session is over: the last lines may be missing.
-    assert "level=INFO" in serve.agent_log_tail
+    for rollout in (run, serve):
+        assert "llm.provider=rollcage" in rollout.agent_log_tail
 
 
 async def test_the_transcript_folded_from_the_log_is_the_one_of_the_server(play: Play, store: Store) -> None:

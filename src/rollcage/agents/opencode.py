@@ -11,6 +11,7 @@ import platform
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import anyio
 from anyio.abc import ByteReceiveStream, TaskStatus
@@ -18,16 +19,15 @@ from anyio.abc import ByteReceiveStream, TaskStatus
 from rollcage.agents.base import AgentExit, Offer, Say
 from rollcage.agents.opencode_listener import error_line
 from rollcage.agents.opencode_package import cpu_flags, layer_of, package_for
-from rollcage.agents.opencode_server import Drive, Server
-from rollcage.errors import SandboxError, UsageError
+from rollcage.agents.opencode_server import Drive, Printed, Server
+from rollcage.errors import UsageError
 from rollcage.events import AgentSaid, AgentStarted
 from rollcage.layers import Layer
-from rollcage.sandboxes.base import Process, Sandbox, tail
+from rollcage.sandboxes.base import Process, Sandbox
 from rollcage.types import HOME, AgentSpec, Endpoint, JsonObject
 
 BINARY = f"{HOME}/.rollcage/bin/opencode"
 """Not in `~/.opencode`: OpenCode takes that for a folder of its configuration, and loses time making it up."""
-LOG = f"{HOME}/.local/share/opencode/log/opencode.log"
 MODELS = f"{HOME}/.config/opencode/models.json"
 PROVIDER = "rollcage"
 MCP = "env"
@@ -73,6 +73,7 @@ class OpenCode:
         """`downloads`: where the fetched package is kept."""
         self._downloads = downloads
         self._warm: dict[str, Server] = {}
+        self._printed: WeakKeyDictionary[Sandbox, Printed] = WeakKeyDictionary()
         self._package = package_for(platform.machine(), cpu_flags())
 
     @property
@@ -98,7 +99,9 @@ class OpenCode:
         config = config_of(spec, offer.model, offer.tools_url)
         async with self._warmth(box, spec) as warm:
             if warm is None and (spec.driver or DRIVER) == "run":
-                return await _run(box, instruction, environment_of(config) | spec.env, workdir=workdir, say=say)
+                self._printed[box] = printed = Printed()
+                heard = _Heard(say, printed)
+                return await _run(box, instruction, environment_of(config) | spec.env, workdir=workdir, heard=heard)
             prompt = {
                 "model": {"providerID": PROVIDER, "modelID": offer.model.model},
                 "agent": "build",
@@ -109,8 +112,10 @@ class OpenCode:
                 if server is None:
                     cold = Server.start(box, BINARY, environment_of() | spec.env)
                     server = await stack.enter_async_context(cold)
+                self._printed[box] = server.printed
                 if server.code is not None:
-                    return AgentExit(code=server.code or 1, error=server.complaint or "its server did not start")
+                    error = server.printed.complaint or "its server did not start"
+                    return AgentExit(code=server.code or 1, error=error)
                 return await Drive(server, workdir, say, limit=MAX_SAID).solve(config, prompt)
 
     async def warm(self, box: Sandbox, *, task_status: TaskStatus[Server]) -> None:
@@ -143,11 +148,9 @@ class OpenCode:
                 await server.cool()
 
     async def log_tail(self, box: Sandbox) -> str:
-        """The end of OpenCode's own log file."""
-        try:
-            return (await box.read(LOG, limit=4 << 20))[-8000:].decode("utf-8", "replace")
-        except SandboxError:
-            return ""
+        """The end of its log, as it was printed: the file it keeps lacks its last lines when it ends quickly."""
+        printed = self._printed.pop(box, None)
+        return "" if printed is None else printed.text
 
 
 def config_of(spec: AgentSpec, model: Endpoint, tools_url: str = "") -> JsonObject:
@@ -231,31 +234,33 @@ def environment_of(config: JsonObject | None = None) -> dict[str, str]:
         "XDG_CACHE_HOME": f"{HOME}/.cache",
         "XDG_STATE_HOME": f"{HOME}/.local/state",
         "OPENCODE_MODELS_PATH": MODELS,
+        "OPENCODE_PRINT_LOGS": "1",
         **content,
         **{f"OPENCODE_{switch}": "1" for switch in _SWITCHES},
     }
 
 
-async def _run(box: Sandbox, instruction: str, environment: dict[str, str], *, workdir: str, say: Say) -> AgentExit:
+async def _run(
+    box: Sandbox, instruction: str, environment: dict[str, str], *, workdir: str, heard: _Heard
+) -> AgentExit:
     """`opencode run` with the prompt on stdin, its JSON events into the log as they come."""
-    heard = _Heard(say)
     argv = [BINARY, "run", "--format", "json", "--thinking"]
     async with box.spawn(argv, env=environment, cwd=workdir) as process:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_prompt, process, instruction)
-            tasks.start_soon(heard.errors, process.stderr)
+            tasks.start_soon(heard.printed.drain, process.stderr)
             await heard.events(process.stdout)
         code = await process.wait()
-    return AgentExit(code=code, error=heard.error or (heard.complaint if code else None))
+    return AgentExit(code=code, error=heard.error or (heard.printed.complaint if code else None))
 
 
 class _Heard:
     """Reads what OpenCode prints."""
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: Say, printed: Printed) -> None:
         self._say, self._said = say, 0
         self.error: str | None = None
-        self.complaint: str | None = None
+        self.printed = printed
 
     async def events(self, stream: ByteReceiveStream) -> None:
         async for line in _lines(stream):
@@ -271,10 +276,6 @@ class _Heard:
             if data.get("type") == "error":
                 self.error = error_line(data.get("error"))
             await self._say(AgentSaid(data=data))
-
-    async def errors(self, stream: ByteReceiveStream) -> None:
-        lines = (await tail(stream, 4000)).text.strip().splitlines()
-        self.complaint = lines[-1] if lines else None
 
 
 async def _prompt(process: Process, instruction: str) -> None:

@@ -34,7 +34,33 @@ LOOK_S = 5
 MAX_MESSAGES = 8 << 20
 """How much of a session is compared with what was heard of it, at its end."""
 _LISTENING = b"listening on"
+_LOGGED = "timestamp="
+_PRINTED = 8000
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+class Printed:
+    """What OpenCode prints to stderr: its log, and a complaint where it cannot start or go on."""
+
+    def __init__(self) -> None:
+        self._tail = Tail(_PRINTED)
+
+    async def drain(self, stream: ByteReceiveStream) -> None:
+        """Read it to its end."""
+        await self._tail.drain(stream)
+
+    @property
+    def text(self) -> str:
+        """The end of what came so far."""
+        return self._tail.output.text
+
+    @property
+    def complaint(self) -> str | None:
+        """The last line that is none of the log."""
+        output = self._tail.output
+        whole = output.text.splitlines()[1 if output.truncated else 0 :]
+        lines = [line for line in whole if line.strip() and not line.startswith(_LOGGED)]
+        return lines[-1].strip() if lines else None
 
 
 class Server:
@@ -42,7 +68,7 @@ class Server:
 
     def __init__(self, box: Sandbox, password: str) -> None:
         self.box, self._password = box, password
-        self._complained = Tail(4000)
+        self.printed = Printed()
         self._listening, self._unwanted, self._over = anyio.Event(), anyio.Event(), anyio.Event()
         self.code: int | None = None
         """Its exit code, once it has one."""
@@ -75,12 +101,6 @@ class Server:
         """Whether it can be asked anything."""
         return self.code is None and not self._unwanted.is_set()
 
-    @property
-    def complaint(self) -> str | None:
-        """The last line it printed to stderr."""
-        lines = self._complained.output.text.strip().splitlines()
-        return lines[-1] if lines else None
-
     def channel(self) -> AbstractAsyncContextManager[Channel]:
         """A connection to it."""
         return Channel.open(self.box, PORT, self._password)
@@ -97,7 +117,7 @@ class Server:
     async def _watch(self, process: Process) -> None:
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._complained.drain, process.stderr)
+                tasks.start_soon(self.printed.drain, process.stderr)
                 await self._hear(process.stdout)
             self.code = await process.wait()
         finally:
@@ -184,7 +204,7 @@ class Drive:
                     await control.ask("POST", f"/permission/{request}/reply{self._query}", {"reply": "reject"})
             raise ServerGone("the agent's server ended its stream of events")
         except ServerGone as error:
-            self._gone = self._server.complaint or str(error)
+            self._gone = self._server.printed.complaint or str(error)
             listener.idle.set()
 
     async def _busy(self, control: Channel) -> bool:
