@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from errno import EACCES, ENODEV, ENOSPC, ENOSYS, EPERM
+from errno import EACCES, EINVAL, ENODEV, ENOSPC, ENOSYS, EOPNOTSUPP, EPERM
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def test_the_findings_name_everything_and_a_remedy_for_what_is_not_there() -> No
     found = {finding.name: finding for finding in findings()}
     assert set(found) == {
         *("bwrap", "rg", "nsenter", "setpriv", "user namespaces", "overlay in a user namespace", "seccomp"),
-        *("cgroup memory", "cgroup pids", "cgroup cpu", "inotify"),
+        *("cgroup memory", "cgroup pids", "cgroup cpu", "inotify", "disk limit"),
     }
     for name in ("bwrap", "user namespaces", "overlay in a user namespace", "seccomp"):
         assert found[name].ok, found[name]
@@ -50,7 +50,9 @@ def test_the_findings_name_everything_and_a_remedy_for_what_is_not_there() -> No
 
 def test_each_refusal_has_its_remedy() -> None:
     assert "6.6" in remedy("keep user attributes on tmpfs", EPERM)
-    assert "6.6" in remedy("mount_setattr /tmp/root", ENOSYS)
+    assert "ext4" in remedy("keep user attributes below the state folder", EOPNOTSUPP)
+    assert "ext4" in remedy("mount overlay on /root/home/user", EINVAL)
+    assert "5.15" in remedy("mount_setattr /tmp/root", ENOSYS)
     assert "sysctl" in remedy("make a user namespace", ENOSPC)
     assert "modprobe overlay" in remedy("mount overlay on /root/home/user", ENODEV)
     assert "layer" in remedy("mount ./x on /tmp/layers/0", EACCES)
@@ -186,7 +188,7 @@ def test_in_a_version_2_group_of_ours_we_move_to_a_leaf_and_limit_boxes_beside_i
             os.setxattr(folder, "user.delegate", b"1")
         arguments = [str(folder), controller, case.split()[0]]
         command = [sys.executable, "-c", IN_A_GROUP, *arguments]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert ran.returncode == 0, ran.stderr
         # The child that is killed writes to the same pipe, and may not have come to the end of its line.
         told = json.loads(ran.stdout[ran.stdout.index('{"trees"') :])
@@ -224,7 +226,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 def _barred(kind: str, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", BARRED, kind, sys.executable, "-m", "rollcage", *arguments]
-    return subprocess.run(command, env=environ(home), cwd=home, capture_output=True, text=True, timeout=90)
+    return subprocess.run(command, env=environ(home), cwd=home, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.skipif(not ROOT, reason="only root can make the condition")
@@ -275,7 +277,7 @@ def _run(command: list[str], paths: str, folder: Path) -> subprocess.CompletedPr
     return ran
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not ROOT, reason="we are an ordinary user already")
 @pytest.mark.parametrize("what", FILES)
 def test_all_of_it_holds_for_an_ordinary_user_without_a_name(what: str) -> None:

@@ -21,10 +21,11 @@ from rollcage.cli.screen import Screen, marks_for, screen
 from rollcage.cli.text import one_line, seconds_of
 from rollcage.endpoints import EndpointRequest, kind_of, resolve
 from rollcage.errors import ModelError, RollcageError, SetupError, UsageError
+from rollcage.sandboxes.base import run
 from rollcage.settings import KINDS, Settings
-from rollcage.types import Value
+from rollcage.types import SandboxSpec, Value
 
-ADVISORY = ("cgroup", "inotify", "nsenter", "setpriv")
+ADVISORY = ("cgroup", "disk limit", "inotify", "nsenter", "setpriv")
 """Findings whose names begin so make boxes better; boxes work without."""
 
 
@@ -81,10 +82,15 @@ def _tell(console: Screen, marks: Marks, finding: Finding) -> None:
 async def _findings(settings: Settings, request: EndpointRequest) -> AsyncIterator[Finding]:
     from rollcage.sandboxes.machine import findings
 
-    for found in await anyio.to_thread.run_sync(findings):
+    barred = False
+    for found in await anyio.to_thread.run_sync(findings, settings.home):
         needed = not found.name.startswith(ADVISORY)
+        barred = barred or (needed and not found.ok)
         yield Finding(name=found.name, ok=found.ok, needed=needed, detail=found.detail, remedy=found.remedy)
-    yield _state(settings)
+    state = _state(settings)
+    yield state
+    if state.ok and not barred:
+        yield await _box(settings)
     yield await _agent(settings)
     if request.names_something:
         yield await _endpoint(request, settings)
@@ -117,6 +123,19 @@ def _state(settings: Settings) -> Finding:
     free = stats.f_bavail * stats.f_frsize / (1 << 30)
     remedy = "" if free >= 1 else "free some space, or set ROLLCAGE_HOME to a folder on a larger disk"
     return Finding(name="state", ok=free >= 1, detail=f"{settings.home}, {free:.1f} GB free", remedy=remedy)
+
+
+async def _box(settings: Settings) -> Finding:
+    """What a rollout does first, done: each part may work here and a whole box not, as in some containers."""
+    try:
+        async with provider(settings) as boxes, boxes.open(SandboxSpec()) as box:
+            started = time.monotonic()
+            tried = await run(box, ["true"])
+    except RollcageError as error:
+        what, _, remedy = str(error).partition("): ")
+        return Finding(name="box", ok=False, detail=f"{what})" if remedy else what, remedy=remedy)
+    detail = f"a command ran in one, in {seconds_of(time.monotonic() - started)}"
+    return Finding(name="box", ok=tried.code == 0, detail=detail if tried.code == 0 else tried.stderr.text.strip())
 
 
 async def _agent(settings: Settings) -> Finding:

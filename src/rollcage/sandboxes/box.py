@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 import anyio
 
 from rollcage.errors import SandboxError, SandboxLost
 from rollcage.sandboxes import seccomp
 from rollcage.sandboxes.cgroups import Group
+from rollcage.sandboxes.disks import discard
 from rollcage.sandboxes.keeper import Answer, Keeper, Refusal
 from rollcage.sandboxes.orders import ENVIRONMENT, check_command, listening, read_file, write_file
 from rollcage.sandboxes.process import LocalProcess
@@ -27,6 +31,20 @@ _PROGRAM = ("/usr/bin/env", "-u", "PWD", "--")
 _LOCALE = ("LANG", "LC_")
 """Set by `env` itself: if it found them set, it would load a locale first, which takes longer than all else it does."""
 _OWN_PIDS = 8
+_LOOK_S = 0.5
+_LOOK_SHARE = 10
+"""Of the time, one part in so many goes into looking, at most."""
+
+
+class Shape(NamedTuple):
+    """What a box was made as."""
+
+    spec: SandboxSpec
+    """What was asked for."""
+    layers: int
+    """How many layers lie below its home."""
+    folder: str = ""
+    """Where on the host it writes, as the keeper names it; empty: to a memory disk."""
 
 
 class LocalBox:
@@ -38,10 +56,10 @@ class LocalBox:
         keeper: Keeper,
         namespaces: Sequence[int],
         limits: tuple[Group, tuple[str, ...]],
-        shape: tuple[SandboxSpec, int],
+        shape: Shape,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """Made by the provider: `limits` are its cgroups and what they control, `shape` its spec and layer count.
+        """Made by the provider: `limits` are its cgroups and what they control.
 
         `env`: what its image gives to every command beside the plain environment.
         """
@@ -49,15 +67,16 @@ class LocalBox:
         self._keeper = keeper
         self._user, self._mnt, self._net = namespaces
         self._group, controllers = limits
-        self._spec, self._layers = shape
+        self._spec, self._layers, self._folder = shape
         self._env = {**ENVIRONMENT, **(env or {})}
-        self._notes = _notes(self._spec, controllers)
+        self._notes = _notes(shape, controllers)
         self._running: set[LocalProcess] = set()
         self._listeners: set[socket.socket] = set()
         self._asked: set[anyio.Event] = set()
         self._upper = 0
         self._frozen: list[int] = []
         self._open = True
+        self._looking: asyncio.Task[None] | None = None
 
     @property
     def id(self) -> str:
@@ -128,6 +147,9 @@ class LocalBox:
         if not self._open:
             return
         self._open = False
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
         # Their descriptors are in use until they are answered, and a number may not be closed and used again before.
         for answered in list(self._asked):
             await answered.wait()
@@ -141,6 +163,8 @@ class LocalBox:
         for fd in (self._user, self._mnt, self._net):
             os.close(fd)
         self._group.close()
+        if self._folder:
+            await discard(self._keeper, self._folder)
 
     async def _ask(self, action: str, order: Mapping[str, object], fds: Sequence[int]) -> Answer:
         if not self._open:
@@ -162,7 +186,7 @@ class LocalBox:
     async def _change(self, action: str, order: Mapping[str, object]) -> dict[str, list[str]]:
         if self._running:
             raise SandboxError(f"cannot {action} the box: a command is running in it")
-        state = {"upper": self._upper, "frozen": self._frozen, "layers": self._layers}
+        state = {"upper": self._upper, "frozen": self._frozen, "layers": self._layers, "brought": bool(self._folder)}
         with anyio.CancelScope(shield=True):
             try:
                 answer = await self._ask(action, {**order, **state}, [self._user, self._mnt])
@@ -206,7 +230,26 @@ class LocalBox:
                 why = f"no such folder in the box: {cwd}" if error.kind == "NoFolder" else str(error)
                 raise SandboxError(f"cannot run {argv[0]}: {why}") from error
             raise
+        if self._folder and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.get_running_loop().create_task(self._hold_to_size())
         return process
+
+    async def _hold_to_size(self) -> None:
+        """While commands run, and once more: kill them where they wrote more than they may. A disk would refuse it."""
+        more, pause = True, _LOOK_S
+        while more:
+            await anyio.sleep(pause)
+            more, started = bool(self._running), time.monotonic()
+            try:
+                answer = await self._ask("usage", {}, [self._user, self._mnt])
+            except SandboxLost:
+                return
+            except (SandboxError, OSError):
+                continue  # out of descriptors, say: the next look may do better
+            if answer.body["bytes"] > self._spec.disk_mb << 20:
+                for process in self._running:
+                    process.kill()
+            pause = max(_LOOK_S, _LOOK_SHARE * (time.monotonic() - started))
 
 
 def _limits(spec: SandboxSpec) -> dict[str, int]:
@@ -220,8 +263,8 @@ def _limits(spec: SandboxSpec) -> dict[str, int]:
     }
 
 
-def _notes(spec: SandboxSpec, controllers: Sequence[str]) -> tuple[str, ...]:
-    notes = []
+def _notes(shape: Shape, controllers: Sequence[str]) -> tuple[str, ...]:
+    spec, notes = shape.spec, []
     if "memory" not in controllers:
         notes.append(
             f"memory: each process is held to {spec.memory_mb} MB, but not all of them together "
@@ -229,4 +272,9 @@ def _notes(spec: SandboxSpec, controllers: Sequence[str]) -> tuple[str, ...]:
         )
     if spec.cpus is not None and "cpu" not in controllers:
         notes.append(f"cpus: {spec.cpus:g} is not enforced (no cpu cgroup that we may write)")
+    if shape.folder:
+        notes.append(
+            f"disk: {spec.disk_mb} MB is held by looking now and then: commands that wrote more are killed, "
+            "but more can be written before that (home is on a disk of the host, not in memory)"
+        )
     return tuple(notes)

@@ -26,7 +26,7 @@ from rollcage.types import JsonObject
 
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from inside.main import main; main()"
 _GONE = "the sandbox's keeper process is gone, and all boxes with it"
-_START_TIMEOUT_S = 20
+_START_TIMEOUT_S = 60
 
 
 class Refusal(SandboxError):

@@ -17,10 +17,11 @@ from rollcage.errors import SandboxError, SetupError, UsageError
 from rollcage.images.store import Image, ImageStore
 from rollcage.layers import Layer, LayerStore
 from rollcage.sandboxes.base import run
-from rollcage.sandboxes.box import LocalBox
+from rollcage.sandboxes.box import LocalBox, Shape
 from rollcage.sandboxes.cgroups import Group, Groups
+from rollcage.sandboxes.disks import Disks, discard
 from rollcage.sandboxes.keeper import Keeper, Refusal
-from rollcage.sandboxes.machine import BOX_UID, remedy
+from rollcage.sandboxes.machine import BOX_UID, lacks_attributes, remedy
 from rollcage.types import SandboxSpec
 
 _START_TIMEOUT_S = 60
@@ -29,8 +30,12 @@ _START_TIMEOUT_S = 60
 class LocalProvider:
     """Opens boxes on this machine. Its keeper process starts with the first box and ends with the provider."""
 
-    def __init__(self, state_dir: Path, *, uid: int = BOX_UID) -> None:
-        """Layers are kept below `state_dir`. Where we are root, boxes run as the host user `uid`, never as root."""
+    def __init__(self, state_dir: Path, *, uid: int = BOX_UID, on_disk: bool = False) -> None:
+        """Layers are kept below `state_dir`. Where we are root, boxes run as the host user `uid`, never as root.
+
+        What boxes write below home is kept in memory, and held to its size; with `on_disk`, or where this machine's
+        memory disks will not do, in folders below `state_dir`.
+        """
         if uid <= 0:
             raise UsageError(f"uid {uid}: a box must run as an ordinary user")
         self._uid = uid if os.geteuid() == 0 else None
@@ -40,6 +45,8 @@ class LocalProvider:
         """What `template` can name."""
         self._keeper: Keeper | None = None
         self._groups: Groups | None = None
+        self._on_disk = on_disk
+        self._disks: Disks | None = None
         self._starting = anyio.Lock()
 
     @property
@@ -77,11 +84,11 @@ class LocalProvider:
 
     def close(self) -> None:
         """End the keeper, and every command that still runs."""
-        keeper, groups, self._keeper, self._groups = self._keeper, self._groups, None, None
-        if keeper is not None:
-            keeper.close()
-        if groups is not None:
-            groups.close()
+        opened = (self._keeper, self._groups, self._disks)
+        self._keeper = self._groups = self._disks = None
+        for each in opened:
+            if each is not None:
+                each.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -94,20 +101,30 @@ class LocalProvider:
             if self._keeper is not None and self._groups is not None and not self._keeper.gone:
                 return self._keeper, self._groups
             self.close()
-            keeper, groups = Keeper(self.layers.folder, self._uid), Groups()
+            self._keeper, self._groups = keeper, groups = Keeper(self.layers.folder, self._uid), Groups()
             try:
                 await _join_or_forget(keeper, groups)
+                if self._on_disk:
+                    await self._move_to_disk(keeper)
                 await self._try_out(keeper, groups)
             except BaseException:
-                keeper.close()
-                groups.close()
+                self.close()
                 raise
-            self._keeper, self._groups = keeper, groups
             return keeper, groups
+
+    async def _move_to_disk(self, keeper: Keeper) -> None:
+        self._disks = Disks(self.layers.folder, self._uid)
+        await self._disks.sweep(keeper)
 
     async def _try_out(self, keeper: Keeper, groups: Groups) -> None:
         """One command in one box: what a machine bars, it bars here, before anybody relies on it."""
-        box = await self._build(keeper, groups, SandboxSpec(), Image(), [])
+        try:
+            box = await self._build(keeper, groups, SandboxSpec(), Image(), [])
+        except SetupError as error:
+            if self._disks or not (isinstance(error.__cause__, Refusal) and lacks_attributes(error.__cause__.step)):
+                raise
+            await self._move_to_disk(keeper)
+            box = await self._build(keeper, groups, SandboxSpec(), Image(), [])
         try:
             tried = await run(box, ["true"], timeout_s=_START_TIMEOUT_S)
             said = "" if tried.code == 0 else tried.stderr.text.strip().rpartition("\n")[2] or f"exit {tried.code}"
@@ -128,12 +145,18 @@ class LocalProvider:
             group = groups.open(name, spec)
         except OSError as error:
             raise SandboxError(f"cannot open a box: its cgroup cannot be made ({error.strerror})") from error
+        folder = self._disks.place(name) if self._disks else ""
         try:
-            order = {"layers": layers, "disk": spec.disk_mb << 20, "tmp": spec.tmp_mb << 20}
+            order = {"layers": layers, "disk": spec.disk_mb << 20, "tmp": spec.tmp_mb << 20, "folder": folder}
             system = {"systems": self.images.folders(image, "system"), "whole": image.whole}
-            answer = await keeper.ask("build", {**order, **system})
+            # A folder must not be made after we gave up on it: nobody would remove it.
+            with anyio.CancelScope(shield=bool(folder)):
+                answer = await keeper.ask("build", {**order, **system})
         except Refusal as refusal:
             group.close()
+            if folder:
+                with anyio.CancelScope(shield=True):
+                    await discard(keeper, folder)
             if refusal.errno in (ENOMEM, EMFILE, ENFILE):
                 raise SandboxError(f"cannot open a box: {refusal}") from refusal
             advice = remedy(refusal.step, refusal.errno)
@@ -141,7 +164,8 @@ class LocalProvider:
         except BaseException:
             group.close()
             raise
-        return LocalBox(name, keeper, answer.fds, (group, groups.controllers), (spec, len(layers)), image.env)
+        shape = Shape(spec, len(layers), folder)
+        return LocalBox(name, keeper, answer.fds, (group, groups.controllers), shape, image.env)
 
 
 async def _join_or_forget(keeper: Keeper, groups: Groups) -> None:

@@ -167,7 +167,7 @@ def _resident() -> int:
 @family.check("a command that ignores every signal ends at its time limit, with all it started")
 async def timeouts(subject: Subject) -> None:
     async with subject.open() as box:
-        ended = await sh(box, "trap '' TERM INT HUP; echo begun; while :; do :; done", timeout_s=1)
+        ended = await sh(box, "trap '' TERM INT HUP; echo begun; while :; do :; done", timeout_s=3)
         same((ended.code, ended.timed_out, ended.stdout.text), (124, True, "begun\n"), "a stubborn loop")
         swarm = Swarm(box)
         ended = await run(box, swarm.argv(), timeout_s=3)

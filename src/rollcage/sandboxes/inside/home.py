@@ -1,5 +1,8 @@
 # ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108 (speaks to the kernel in its own terms)
-"""The home directory: an overlay whose uppers are numbered folders on one size-limited disk.
+"""The home directory: an overlay whose uppers are numbered folders on one disk.
+
+The disk is a tmpfs of the size that was asked for; where tmpfs keeps no user attributes (Linux before 6.6), a folder of
+the host that was brought along, whose size nothing bounds from here.
 
 `checkpoint` freezes the upper and lays a fresh one over it. What is written then is a diff by construction, so
 `rewind` reads the changes from it, moves the kept parts of it under a third upper, and throws the rest away.
@@ -9,8 +12,10 @@ Nothing is ever mounted at, or looked up through, a path that a command could ha
 from __future__ import annotations
 
 import os
+import secrets
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from . import kernel
 from .diff import HOME, Parts, changes, exists, is_opaque, is_whiteout, lstat
@@ -22,27 +27,69 @@ _FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV
 _MANY_INODES = 200 << 10
 _LEAST_INODES = 16 << 10
 _SPARE_INODES = 1 << 10
+_LEAST_BYTES = 4 << 10
+"""Of a file or folder, however empty: the host can keep only so many."""
 _SPARE_BYTES = 32 << 20
 """Added whenever we have to work on the disk, so that an agent who used up all cannot prevent it."""
 
 
-def prepare(disk: int, layers: int) -> None:
-    """Make the disk and mount the first home."""
-    os.mkdir(_DISK)
-    kernel.mount("tmpfs", _DISK, "tmpfs", _FLAGS, f"mode=0755,size={disk},nr_inodes={_inodes(disk)}")
+class Stack(NamedTuple):
+    """What home is made of."""
+
+    upper: int
+    """Number of the folder that is written to."""
+    frozen: Sequence[int]
+    """Those of earlier ones, topmost first."""
+    layers: int
+    """How many layers lie below them."""
+    brought: bool = False
+    """The disk is a folder of the host."""
+
+    @classmethod
+    def of(cls, order: Mapping[str, Any]) -> Stack:
+        """As an order says."""
+        return cls(order["upper"], order["frozen"], order["layers"], order["brought"])
+
+
+def prepare(size: int, layers: int, *, brought: bool) -> None:
+    """Mount the first home, on a disk that was brought along or that is made now."""
+    if not brought:
+        os.mkdir(_DISK)
+        kernel.mount("tmpfs", _DISK, "tmpfs", _FLAGS, f"mode=0755,size={size},nr_inodes={_inodes(size)}")
     os.mkdir(f"{_DISK}/none")
     try:
         # Overlay marks replaced folders this way; without it, `rm -r folder && mkdir folder` would fail in the box.
         os.setxattr(f"{_DISK}/none", "user.rollcage", b"y")
     except OSError as error:
-        raise kernel.Refused(error.errno or 0, "keep user attributes on tmpfs") from error
+        where = "below the state folder" if brought else "on tmpfs"
+        raise kernel.Refused(error.errno or 0, f"keep user attributes {where}") from error
     _make_upper(0, 0o755)
-    _mount(0, (), layers)
+    _mount(0, Stack(0, (), layers, brought))
 
 
 def open_upper(upper: int) -> int:
     """A descriptor of the folder that holds what was written since the last checkpoint, as overlay keeps it."""
     return os.open(f"{_DISK}/{upper}/u", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def usage() -> int:
+    """How much lies on the disk, in bytes. Commands may be running: what moves meanwhile may be missed."""
+    total, seen = 0, set()
+    try:
+        for _, _, names, folder in os.fwalk(_DISK, follow_symlinks=False):
+            total += _LEAST_BYTES
+            for name in names:
+                try:
+                    found = os.lstat(name, dir_fd=folder)
+                except OSError:
+                    continue
+                if found.st_ino not in seen:
+                    total += max(_LEAST_BYTES, found.st_blocks * 512)
+                if found.st_nlink > 1:
+                    seen.add(found.st_ino)
+    except RecursionError:
+        return 1 << 62  # nobody needs folders that deep, except to hide something in them
+    return total
 
 
 def empty_tmp(size: int, *, first: bool = False) -> None:
@@ -57,34 +104,35 @@ def _inodes(size: int) -> int:
     return max(_LEAST_INODES, min(_MANY_INODES, size >> 12) + (size >> 15))
 
 
-def _make_room() -> None:
+def _make_room(stack: Stack) -> None:
+    if stack.brought:
+        return
     disk = os.statvfs(_DISK)
     size, inodes = disk.f_blocks * disk.f_frsize + _SPARE_BYTES, disk.f_files + _SPARE_INODES
     kernel.mount("tmpfs", _DISK, flags=kernel.MS_REMOUNT | _FLAGS, options=f"size={size},nr_inodes={inodes}")
 
 
-def checkpoint(upper: int, frozen: Sequence[int], layers: int) -> None:
-    """Freeze `upper` (above the already frozen ones) and lay upper + 1 over it."""
-    _make_room()
+def checkpoint(stack: Stack) -> None:
+    """Freeze the upper (above the already frozen ones) and lay upper + 1 over it."""
+    _make_room(stack)
     kernel.detach(_HOME)
-    _make_upper(upper + 1, _mode(upper))
-    _mount(upper + 1, (upper, *frozen), layers)
+    _make_upper(stack.upper + 1, _mode(stack.upper))
+    _mount(stack.upper + 1, stack._replace(frozen=(stack.upper, *stack.frozen)))
 
 
-def rewind(upper: int, frozen: Sequence[int], layers: int, keep: Sequence[str]) -> list[str]:
-    """Replace `upper` by upper + 1, which holds nothing but the kept paths; returns what else had been changed."""
+def rewind(stack: Stack, keep: Sequence[str]) -> list[str]:
+    """Replace the upper by upper + 1, which holds nothing but the kept paths; returns what else had been changed."""
+    upper, fresh = stack.upper, stack.upper + 1
     kept = {tuple(part for part in path[len(HOME) :].split("/") if part) for path in keep}
     kept = {path for path in kept if not any(path[:size] in kept for size in range(len(path)))}
-    fresh = upper + 1
-    _make_room()
-    if () in kept:
-        kernel.detach(_HOME)
-        os.rename(f"{_DISK}/{upper}", f"{_DISK}/{fresh}")
-        _mount(fresh, frozen, layers)
-        return []
+    _make_room(stack)
     kernel.detach(_HOME)
-    _make_upper(fresh, _mode(frozen[0]))
-    _mount(fresh, frozen, layers)
+    if () in kept:
+        os.rename(f"{_DISK}/{upper}", f"{_DISK}/{fresh}")
+        _mount(fresh, stack)
+        return []
+    _make_upper(fresh, _mode(stack.frozen[0]))
+    _mount(fresh, stack)
     old = f"{_DISK}/{upper}/u"
     changed = changes(old, _HOME, kept)
     moves = [_judge(old, parts) for parts in sorted(kept)]
@@ -105,8 +153,8 @@ def rewind(upper: int, frozen: Sequence[int], layers: int, keep: Sequence[str]) 
             os.rename(f"{old}/{path}", f"{new}/{path}")
             if verdict == "alone" and stat.S_ISDIR(os.lstat(f"{new}/{path}").st_mode):
                 os.setxattr(f"{new}/{path}", "user.overlay.opaque", b"y")
-    _discard(f"{_DISK}/{upper}")
-    _mount(fresh, frozen, layers)
+    discard(f"{_DISK}/{upper}", _DISK)
+    _mount(fresh, stack)
     return sorted(set(changed))
 
 
@@ -163,15 +211,25 @@ def _mode(number: int) -> int:
     return stat.S_IMODE(os.lstat(f"{_DISK}/{number}/u").st_mode)
 
 
-def _mount(upper: int, frozen: Sequence[int], layers: int) -> None:
-    lower = [f"{_DISK}/{number}/u" for number in frozen] + [f"/layers/{number}" for number in range(layers)]
-    folders = f"lowerdir={':'.join([*lower, f'{_DISK}/none'])},upperdir={_DISK}/{upper}/u,workdir={_DISK}/{upper}/w"
-    kernel.mount("home", _HOME, "overlay", _FLAGS, f"userxattr,index=off,{folders}")
+def _mount(upper: int, stack: Stack) -> None:
+    """Lay the upper of this number over the frozen ones and the layers."""
+    lower = [f"{_DISK}/{number}/u" for number in stack.frozen] + [f"/layers/{n}" for n in range(stack.layers)]
+    work = f"{_DISK}/{upper}/w"
+    folders = f"lowerdir={':'.join([*lower, f'{_DISK}/none'])},upperdir={_DISK}/{upper}/u,workdir={work}"
+    how = "userxattr,index=off"
+    if stack.brought:
+        # Else each end of a mount would write out all that the host has not written yet. Overlay takes a work folder
+        # that was used in this way for the remains of a crash, so it gets a new one.
+        how += ",volatile"
+        discard(work, _DISK)
+        os.mkdir(work)
+    kernel.mount("home", _HOME, "overlay", _FLAGS, f"{how},{folders}")
 
 
-def _discard(folder: str) -> None:
-    """Delete a tree however deep it is: folders are moved up before they are emptied."""
-    waiting, count = [folder], 0
+def discard(folder: str, aside: str) -> None:
+    """Delete a tree however deep it is: folders are moved to `aside`, on the same disk, before they are emptied."""
+    # Another one may have been cut short here before.
+    waiting, count, mark = [folder], 0, secrets.token_hex(4)
     while waiting:
         current = waiting.pop()
         with os.scandir(current) as entries:
@@ -180,6 +238,6 @@ def _discard(folder: str) -> None:
                     os.unlink(entry.path)
                     continue
                 count += 1
-                os.rename(entry.path, f"{_DISK}/trash{count}")
-                waiting.append(f"{_DISK}/trash{count}")
+                os.rename(entry.path, f"{aside}/trash-{mark}-{count}")
+                waiting.append(f"{aside}/trash-{mark}-{count}")
         os.rmdir(current)

@@ -117,7 +117,10 @@ def _say(reply: socket.socket, answer: dict[str, Any], fds: Sequence[int] = ()) 
 
 def _obey(action: str, order: dict[str, Any], fds: Sequence[int]) -> tuple[dict[str, Any], list[int]]:
     if action == "build":
-        return {"ok": True}, world.build(order["layers"], order["disk"], order["tmp"], world.System.of(order))
+        return {"ok": True}, world.build(order["layers"], world.Disk.of(order), world.System.of(order))
+    if action == "discard":
+        world.discard(order["folder"])
+        return {"ok": True}, []
     if action == "join":
         for fd in fds:
             os.write(fd, b"0")
@@ -131,12 +134,14 @@ def _obey(action: str, order: dict[str, Any], fds: Sequence[int]) -> tuple[dict[
         return {"ok": True}, [files.open_file(order["path"])]
     if action == "upper":
         return {"ok": True}, [home.open_upper(order["upper"])]
+    if action == "usage":
+        return {"bytes": home.usage()}, []
     if action == "write":
         files.write_file(order["path"], fds[2], order["mode"])
     elif action == "checkpoint":
-        home.checkpoint(order["upper"], order["frozen"], order["layers"])
+        home.checkpoint(home.Stack.of(order))
     elif action == "rewind":
-        changed = home.rewind(order["upper"], order["frozen"], order["layers"], order["keep"])
+        changed = home.rewind(home.Stack.of(order), order["keep"])
         home.empty_tmp(order["tmp"])
         return {"changed": changed}, []
     return {"ok": True}, []

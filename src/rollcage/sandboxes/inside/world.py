@@ -1,4 +1,4 @@
-# ruff: noqa: PTH102, PTH115, PTH123, PTH208, PTH211 (speaks to the kernel in its own terms)
+# ruff: noqa: PTH102, PTH106, PTH115, PTH123, PTH208, PTH211 (speaks to the kernel in its own terms)
 """Builds a box: its namespaces, and in them the little world its commands will see."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import home, kernel
 
@@ -57,17 +57,32 @@ class System(NamedTuple):
         return cls([str(folder) for folder in folders], bool(order.get("whole")))
 
 
-def build(layers: Sequence[str], disk: int, tmp: int, system: System) -> list[int]:
+class Disk(NamedTuple):
+    """What a box may write to."""
+
+    size: int
+    """Bytes below home, where that is a disk of its own."""
+    tmp: int
+    """Bytes in /tmp."""
+    folder: str = ""
+    """A folder to be made in the working directory, for what is written below home; else it is a disk of its own."""
+
+    @classmethod
+    def of(cls, order: Mapping[str, Any]) -> Disk:
+        """As an order says."""
+        return cls(order["disk"], order["tmp"], order.get("folder", ""))
+
+
+def build(layers: Sequence[str], disk: Disk, system: System) -> list[int]:
     """Move this process into a new box; returns descriptors of its user, mount and network namespaces.
 
     Layers are names in the working directory. It is carried into the new mount namespace, so they are reached even
     where a folder above them is closed to this uid.
     """
-    uid, gid = os.geteuid(), os.getegid()
-    kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET, "make a user namespace")
-    _put("/proc/self/setgroups", "deny")
-    _put("/proc/self/uid_map", f"0 {uid} 1")
-    _put("/proc/self/gid_map", f"0 {gid} 1")
+    if disk.folder:
+        os.mkdir(disk.folder, 0o700)
+        os.mkdir(f"{disk.folder}/disk")
+    _enter_user_namespace(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET)
     kernel.loopback_up()
     _share_fairly()
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
@@ -87,10 +102,35 @@ def build(layers: Sequence[str], disk: int, tmp: int, system: System) -> list[in
         os.mkdir(f"{FRAME}/{name}")
         _bind(f"/{name}", f"{FRAME}/{name}")
     _brought("layers", layers)
+    if disk.folder:
+        os.mkdir(f"{FRAME}/disk")
+        kernel.mount(f"./{disk.folder}/disk", f"{FRAME}/disk", flags=kernel.MS_BIND)
+        kernel.set_attributes(f"{FRAME}/disk", kernel.ATTR_NOSUID | kernel.ATTR_NODEV)
     kernel.make_root(FRAME)
-    home.prepare(disk, len(layers))
-    home.empty_tmp(tmp, first=True)
+    home.prepare(disk.size, len(layers), brought=bool(disk.folder))
+    home.empty_tmp(disk.tmp, first=True)
     return [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("user", "mnt", "net")]
+
+
+def discard(folder: str) -> None:
+    """Delete a folder of the working directory that a box wrote to, whatever it made of it.
+
+    In a user namespace of its own: there, no folder that belongs to the box's user can be closed to us.
+    """
+    _enter_user_namespace()
+    if _is_folder(folder):
+        for name in os.listdir(folder):
+            home.discard(f"{folder}/{name}", folder)
+        os.rmdir(folder)
+
+
+def _enter_user_namespace(beside: int = 0) -> None:
+    """Become root of a new user namespace (and owner of new ones of other kinds) in which nobody else is known."""
+    uid, gid = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.CLONE_NEWUSER | beside, "make a user namespace")
+    _put("/proc/self/setgroups", "deny")
+    _put("/proc/self/uid_map", f"0 {uid} 1")
+    _put("/proc/self/gid_map", f"0 {gid} 1")
 
 
 def _put(path: str, text: str) -> None:
