@@ -40,7 +40,7 @@ def test_a_hostile_archive_writes_nothing_outside_its_folder(tmp_path: Path) -> 
         _entry(tar, "pipe", type=tarfile.FIFOTYPE)
     data.seek(0)
     with Tree(target) as tree:
-        unpack(data, tree, lambda path: path)
+        unpack(io.BufferedReader(data), tree, lambda path: path)
     assert [path.name for path in outside.iterdir()] == ["secret"] and (outside / "secret").read_text() == "secret"
     inner = target / str(outside).lstrip("/")
     assert {path.name for path in inner.iterdir()} == {"through", "through2", "absolute"}
@@ -73,7 +73,7 @@ def test_what_makes_no_sense_in_an_archive_is_refused(tmp_path: Path, fields: di
         _entry(tar, **fields)  # type: ignore[arg-type]
     data.seek(0)
     with Tree(target) as tree, pytest.raises(UsageError, match="cannot take"):
-        unpack(data, tree, lambda path: path)
+        unpack(io.BufferedReader(data), tree, lambda path: path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["outside", "target"]
 
 
@@ -105,7 +105,7 @@ def test_long_runs_of_zeros_become_holes(tmp_path: Path) -> None:
         _entry(tar, "file", content=content)
     data.seek(0)
     with Tree(tmp_path) as tree:
-        unpack(data, tree, lambda path: path)
+        unpack(io.BufferedReader(data), tree, lambda path: path)
     assert (tmp_path / "file").read_bytes() == content
     assert (tmp_path / "file").stat().st_blocks * 512 < 6 << 20
 
@@ -117,4 +117,4 @@ def test_names_without_content_count_too(tmp_path: Path) -> None:
             _entry(tar, f"{number}/{number}/link", type=tarfile.SYMTYPE, linkname="x")
     data.seek(0)
     with Tree(tmp_path, limit=1 << 20) as tree, pytest.raises(UsageError, match=r"cannot take '85'"):
-        unpack(data, tree, lambda path: path)
+        unpack(io.BufferedReader(data), tree, lambda path: path)

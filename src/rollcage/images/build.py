@@ -47,6 +47,9 @@ _TOOLS = {
 }
 """Beside the plain environment, while an image is built: what installers install lands below home, and their caches
 do not."""
+_CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+_TRUST = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")
+"""Installers with certificates of their own are told to trust what the system trusts: an index may be a mirror."""
 
 
 class Recipe(Value):
@@ -154,6 +157,8 @@ class LocalBuilder:
             box = await stack.enter_async_context(self._provider.open_image(base, recipe.sandbox))
             if recipe.hosts:
                 environment |= await stack.enter_async_context(egress(box, recipe.hosts))
+                if (await run(box, ["test", "-s", _CERTIFICATES])).code == 0:
+                    environment = {**dict.fromkeys(_TRUST, _CERTIFICATES), **environment}
             yield box, environment
 
 

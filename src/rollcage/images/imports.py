@@ -1,18 +1,15 @@
-"""Makes an image from a root file system: a folder, or a tar archive such as `docker export` writes."""
+"""Makes an image from a root file system: a folder or a tar archive, as `docker export` or `docker save` write them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import shutil
 import stat
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
@@ -20,6 +17,7 @@ from pydantic import Field
 
 from rollcage.errors import SandboxError, SetupError, UsageError
 from rollcage.images.build import FORMAT, Built, Say, merged
+from rollcage.images.saved import Settings, is_saved, opened, variables
 from rollcage.images.store import PART, Image, check_name
 from rollcage.images.tree import Tree, copy, parts_of, unpack
 from rollcage.layers import Layer
@@ -36,6 +34,8 @@ MOVED = ".image"
 _LEFT_OUT = frozenset(f"etc/{name}{end}" for name in ("shadow", "gshadow") for end in ("", "-"))
 _OURS = frozenset(("dev", "proc", "sys", "tmp", "run"))
 """A box has its own; what an image has in them is not taken."""
+_SETTINGS = "settings.json"
+"""In a part, beside its folders: what a saved image says of the commands that run in it."""
 _NEEDED = {
     "/usr/bin/env": ["/usr/bin/env", "true"],
     "bash": ["bash", "-c", "true"],
@@ -51,14 +51,15 @@ class Source(Value):
     """What is imported, and how it is to be used."""
 
     path: Path
-    """A folder, or a tar archive: plain, or compressed with gzip, bzip2, xz or zstd."""
+    """A folder or a tar archive, plain or compressed with gzip, bzip2, xz or zstd: a root file system, or an image that
+    a container engine saved."""
     workdir: str = ""
     """The folder in it that agents work on, such as `/testbed`: it becomes the box's workdir, and a link to it stands
     where it was."""
     writable: tuple[str, ...] = ()
     """Further folders that must be written to: they move below home, with links where they were."""
     env: dict[str, str] = {}
-    """For every command of its boxes, as the image's own configuration would have set it."""
+    """For every command of its boxes, over what a saved image sets itself; `$PATH` in a value is the PATH so far."""
     max_gb: float = Field(default=20, gt=0)
     """What it may come to, unpacked, with holes counted as if they were full; more is refused."""
 
@@ -82,12 +83,14 @@ async def import_image(provider: LocalProvider, name: str, source: Source, say: 
     layer = Layer(f"{PART}_import", f"{digest}{salt}", build)
     async with AsyncExitStack() as stack:
         folder = await stack.enter_async_context(provider.layers.held(layer))
-        env = merged({"PATH": PATH}, source.env) if "PATH" in source.env else source.env
+        settings = _settings(folder)
+        if settings.workdir not in (None, "", "/") and not source.workdir:
+            say(f"commands of this image start in {settings.workdir}; --workdir makes that folder the workdir of tasks")
         image = Image(
             name=name,
             parts=(folder.name,),
             whole=True,
-            env=env,
+            env=merged(variables(settings), source.env),
             recipe=digest,
             source=f"imported {source.path.name}",
             created_at=time.time(),
@@ -138,28 +141,36 @@ def _taken(path: str) -> str | None:
 
 
 def _fill(folder: Path, wanted: Source, moves: dict[str, str]) -> None:
-    source = wanted.path
+    source, limit = wanted.path, int(wanted.max_gb * (1 << 30))
     (folder / "system").mkdir()
+    saved = is_saved(source)
     try:
         # This is the root of whatever a symlink in it says: one that leads to `..` must not come out beside it.
-        with Tree(folder / "system", limit=int(wanted.max_gb * (1 << 30))) as tree:
-            if source.is_dir():
+        with Tree(folder / "system", limit=limit, layered=saved) as tree:
+            if saved:
+                with opened(source, folder / "archive", limit) as image:
+                    image.unpack(tree, _taken, limit)
+                    (folder / _SETTINGS).write_text(image.settings.model_dump_json(by_alias=True))
+            elif source.is_dir():
                 fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
                     copy(fd, tree, _taken)
                 finally:
                     os.close(fd)
             else:
-                with _opened(source) as stream:
-                    unpack(stream, tree, _taken)
+                with source.open("rb") as file:
+                    unpack(file, tree, _taken)
     except OSError as error:
         raise SetupError(f"cannot import {source}: {error.filename or ''}: {error.strerror}") from error
-    if (folder / "system/manifest.json").exists() and not (folder / "system/usr").exists():
-        raise UsageError(f"{source}: this is what `docker save` writes; use `docker export` of a container")
     if moves:
         (folder / "home").mkdir()
         for path, target in moves.items():
             _move(folder, path, target)
+
+
+def _settings(folder: Path) -> Settings:
+    path = folder / _SETTINGS
+    return Settings.model_validate_json(path.read_bytes() if path.exists() else b"{}")
 
 
 def _move(folder: Path, path: str, target: str) -> None:
@@ -175,29 +186,6 @@ def _move(folder: Path, path: str, target: str) -> None:
     home.parent.mkdir(parents=True, exist_ok=True)
     place.rename(home)
     place.symlink_to(f"{HOME}/{target}")
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    if path.suffix not in (".zst", ".tzst"):
-        with path.open("rb") as file:
-            yield file
-        return
-    zstd = shutil.which("zstd")
-    if zstd is None:
-        raise SetupError(f"{path} is compressed with zstd, which is missing; run: apt-get install zstd")
-    command = [zstd, "-dcq", "--", str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout  # type: ignore[misc]
-        except BaseException:
-            process.kill()
-            raise
-        while process.stdout.read(1 << 20):
-            pass  # what follows the archive's end; its exit code counts only then
-        if process.wait():
-            raise UsageError(f"{path}: zstd cannot read it to its end")
 
 
 def _digest(source: Source, moves: dict[str, str]) -> str:

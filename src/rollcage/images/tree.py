@@ -7,11 +7,11 @@ own `usr/lib`. Device nodes, sockets, FIFOs, setuid bits and owners do not come 
 from __future__ import annotations
 
 import errno
-import lzma
+import io
 import os
+import shutil
 import stat
 import tarfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import BinaryIO, NoReturn
 
 from rollcage.errors import UsageError
+from rollcage.images.streams import plain, reading
 from rollcage.sandboxes.inside.diff import is_opaque, is_whiteout
 from rollcage.sandboxes.inside.kernel import open_in
 
@@ -31,15 +32,21 @@ _LATEST = 1 << 33
 _CHUNK = 1 << 20
 _NAME_COST = 4 << 10
 """What every file, folder and link counts, however little is in it: that many names fill a disk too."""
+_DEEPEST = 200
+"""Folders in folders: more than any system has, and few enough to be walked and removed by recursion."""
 
 
 class Tree:
     """A folder that is being filled. Everything in it can be read and removed by its owner."""
 
-    def __init__(self, folder: Path, *, limit: int | None = None) -> None:
-        """`limit`: bytes that everything in it may come to, with holes counted as if they were full; null: any."""
-        self._left, self._limit = limit, limit
+    def __init__(self, folder: Path, *, limit: int | None = None, layered: bool = False) -> None:
+        """`limit`: bytes that everything in it may come to, with holes counted as if they were full; null: any.
+
+        `layered`: what comes later takes the place of what was there, be it of another kind.
+        """
+        self._left, self._limit, self._layered = limit, limit, layered
         self._root = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._depth = _depth(self._root)
 
     def __enter__(self) -> Tree:
         return self
@@ -55,9 +62,13 @@ class Tree:
         with self._above(parts) as above:
             name = parts[-1]
             with suppress(FileExistsError):
-                self._spend(path, _NAME_COST)
                 os.mkdir(name, 0o755, dir_fd=above)
+                self._spend(path, _NAME_COST)
             found = os.lstat(name, dir_fd=above)
+            if self._layered and not stat.S_ISDIR(found.st_mode):
+                os.unlink(name, dir_fd=above)
+                os.mkdir(name, 0o755, dir_fd=above)
+                found = os.lstat(name, dir_fd=above)
             if stat.S_ISLNK(found.st_mode):
                 return  # what it leads to was there first, as in `lib -> usr/lib`
             if not stat.S_ISDIR(found.st_mode):
@@ -111,6 +122,43 @@ class Tree:
         finally:
             os.close(fd)
 
+    def remove(self, path: str) -> None:
+        """Take away what has this name, if anything has: a symlink itself, a folder with all that is in it."""
+        parts = parts_of(path)
+        if parts:
+            with self._found(parts[:-1], 0) as above:
+                if above is not None:
+                    self._erase(above, parts[-1])
+
+    def clear(self, path: str) -> None:
+        """Take away everything in a folder, if there is one; what a symlink leads to is none."""
+        with self._found(parts_of(path), os.O_NOFOLLOW) as folder:
+            if folder is not None:
+                for name in os.listdir(folder):  # noqa: PTH208 (an open folder has no path)
+                    self._erase(folder, name)
+
+    def _erase(self, above: int, name: str) -> None:
+        try:
+            os.unlink(name, dir_fd=above)
+        except FileNotFoundError:
+            pass
+        except (IsADirectoryError, PermissionError):
+            shutil.rmtree(name, dir_fd=above)
+
+    @contextmanager
+    def _found(self, parts: tuple[str, ...], flags: int) -> Iterator[int | None]:
+        try:
+            fd = open_in(self._root, "/" + "/".join(parts), os.O_RDONLY | os.O_DIRECTORY | flags)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
+                raise
+            fd = -1
+        try:
+            yield fd if fd >= 0 else None
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
     def _spend(self, path: str, size: int) -> None:
         if self._left is None or self._limit is None:
             return
@@ -130,16 +178,23 @@ class Tree:
             except FileNotFoundError:
                 pass
             except (IsADirectoryError, PermissionError):
-                _refuse(path, "it is a folder and a file at once")
+                if not self._layered:
+                    _refuse(path, "it is a folder and a file at once")
+                self._erase(above, parts[-1])
             yield above, parts[-1]
 
     @contextmanager
     def _above(self, parts: tuple[str, ...]) -> Iterator[int]:
+        path = "/".join(parts)
+        if len(parts) > _DEEPEST:
+            _refuse(path[-100:], "its folders are nested too deeply")
         try:
             fd = self._opened(parts[:-1])
         except OSError as error:
-            _refuse("/".join(parts), f"there is no folder for it ({os.strerror(error.errno or 0)})")
+            _refuse(path, f"there is no folder for it ({os.strerror(error.errno or 0)})")
         try:
+            if _depth(fd) - self._depth >= _DEEPEST:  # links may have led deeper than the path says
+                _refuse(path[-100:], "its folders are nested too deeply")
             yield fd
         finally:
             os.close(fd)
@@ -173,16 +228,26 @@ def _refuse(path: str, why: str) -> NoReturn:
     raise UsageError(f"cannot take {shown!r}: {why}")
 
 
-def unpack(archive: BinaryIO, tree: Tree, place: Placing) -> None:
-    """Write what a tar archive holds, plain or compressed with gzip, bzip2 or xz."""
+def _depth(fd: int) -> int:
     try:
-        with tarfile.open(fileobj=archive, mode="r|*") as tar:
-            for number, member in enumerate(tar):
-                if number % _MEMBERS_KEPT == 0:
-                    vars(tar)["members"] = []  # it would remember every one, and images have many
-                _unpack_one(tar, member, tree, place)
-    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise UsageError(f"this is no usable tar archive: {error}") from error
+        return str(Path(f"/proc/self/fd/{fd}").readlink()).count("/")
+    except OSError:
+        return 1 << 20  # longer than a path may be
+
+
+def unpack(archive: io.BufferedReader, tree: Tree, place: Placing) -> None:
+    """Write what a tar archive holds, plain or compressed with gzip, bzip2, xz or zstd."""
+    with reading(), plain(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+        for member in members(tar):
+            _unpack_one(tar, member, tree, place)
+
+
+def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """What an archive has, in its order; it would remember every one, and images have many."""
+    for number, member in enumerate(tar):
+        if number % _MEMBERS_KEPT == 0:
+            vars(tar)["members"] = []
+        yield member
 
 
 def _unpack_one(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: Tree, place: Placing) -> None:

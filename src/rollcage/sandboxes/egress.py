@@ -140,8 +140,10 @@ class _Proxy:
         except OSError as error:
             raise Denied("502 Bad Gateway", f"{host} is not known") from error
         addresses = [str(entry[4][0]) for entry in found]
-        if not all(_is_public(address) for address in addresses):
-            raise Denied("403 Forbidden", f"{host} leads to a private address")
+        for address in addresses:
+            # A mirror in one's own network is meant if its address is on the list too.
+            if not _is_public(address) and address not in self._allowed:
+                raise Denied("403 Forbidden", f"{host} leads to a private address; if it is meant, allow {address} too")
         return addresses
 
 
