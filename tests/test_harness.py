@@ -77,7 +77,7 @@ Make = Callable[..., OpenCodeSessionFactory]
 def factory(model: ScriptedModel, backend: LocalSandboxBackend) -> Make:
     def make(script: tuple[ScriptedTurn, ...] = SCRIPT, **more: object) -> OpenCodeSessionFactory:
         endpoint = model.endpoint(script)
-        config = {"agent_timeout_s": 60.0, **more.pop("config", {})}  # type: ignore[dict-item]
+        config = {"agent_timeout_s": 300.0, **more.pop("config", {})}  # type: ignore[dict-item]
         return OpenCodeSessionFactory(
             config=OpenCodeConfig(
                 base_url=endpoint.base_url,
@@ -101,7 +101,7 @@ def test_the_published_session_loop_runs_unchanged(driver: str, factory: Make) -
         assert session.initial_messages() == [{"role": "user", "content": "Write hello."}]
         assert session.list_tools() == []
         assert session.call_tool("bash", {}).error
-        assert session.wait_for_completion(timeout_s=60) == 0
+        assert session.wait_for_completion(timeout_s=300) == 0
         result = session.verify(transcript=[])
         assert (result.env_reward, result.metrics) == (1.0, {"right": True})
         entries = session.fetch_proxy_trace()
@@ -276,7 +276,7 @@ def test_a_box_does_what_the_published_handle_does(backend: LocalSandboxBackend)
             job.wait(timeout=0.1)
         job.kill()
         assert job.wait() == 137
-        assert handle.start_bg("exit 4").wait(30) == 4
+        assert handle.start_bg("exit 4").wait(120) == 4
     finally:
         handle.kill()
     handle.kill()
@@ -313,5 +313,5 @@ handle = LocalSandboxBackend(state_dir=Path(sys.argv[1])).create()
 handle.start_bg("sleep 600")
 print(handle.exec("echo ok").stdout)
 """
-    done = subprocess.run([sys.executable, "-c", code, str(state_dir)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, str(state_dir)], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "ok", "")

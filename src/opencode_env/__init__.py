@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from opencode_env.models import OpenCodeState as OpenCodeState
     from opencode_env.models import RolloutAction as RolloutAction
     from opencode_env.models import RolloutObservation as RolloutObservation
+    from opencode_env.models import RolloutResult as RolloutResult
     from opencode_env.models import RolloutTurn as RolloutTurn
     from opencode_env.sandbox import BgJob as BgJob
     from opencode_env.sandbox import E2BSandboxBackend as E2BSandboxBackend
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from opencode_env.sandbox import SandboxHandle as SandboxHandle
     from opencode_env.summary import RolloutSummary as RolloutSummary
     from opencode_env.summary import collect_rollout_summary as collect_rollout_summary
+    from opencode_env.summary import print_rollout_summary as print_rollout_summary
     from opencode_env.task import OpenCodeTask as OpenCodeTask
-    from rollcage.result import RolloutResult as RolloutResult
 
 _PLACES = {
     "CallToolAction": "openenv.core.env_server.mcp_types:CallToolAction",
@@ -43,6 +44,7 @@ _PLACES = {
     "OpenCodeSessionFactory": "opencode_env.harness:OpenCodeSessionFactory",
     "RolloutSummary": "opencode_env.summary:RolloutSummary",
     "collect_rollout_summary": "opencode_env.summary:collect_rollout_summary",
+    "print_rollout_summary": "opencode_env.summary:print_rollout_summary",
     "BgJob": "opencode_env.sandbox:BgJob",
     "ExecResult": "opencode_env.sandbox:ExecResult",
     "SandboxBackend": "opencode_env.sandbox:SandboxBackend",
@@ -54,9 +56,9 @@ _PLACES = {
     "OpenCodeState": "opencode_env.models:OpenCodeState",
     "RolloutAction": "opencode_env.models:RolloutAction",
     "RolloutObservation": "opencode_env.models:RolloutObservation",
-    "RolloutResult": "rollcage.result:RolloutResult",
-    "RolloutTurn": "rollcage.result:ProxyTurn",
-    "CommandResult": "rollcage.result:CommandOutcome",
+    "RolloutResult": "opencode_env.models:RolloutResult",
+    "RolloutTurn": "opencode_env.models:RolloutTurn",
+    "CommandResult": "opencode_env.models:CommandResult",
 }
 """Where each name lives; importing all of them would cost seconds."""
 

@@ -10,9 +10,8 @@ from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservatio
 from openenv.core.env_server.types import Observation
 from openenv.core.mcp_client import MCPToolClient
 
-from opencode_env.models import OpenCodeState, RolloutArguments
+from opencode_env.models import OpenCodeState, RolloutArguments, RolloutResult
 from rollcage.api.views import Aborted, EventPage, Messages, RolloutState, Started
-from rollcage.result import RolloutResult
 from rollcage.types import Value
 
 V = TypeVar("V", bound=Value)
@@ -99,7 +98,7 @@ class OpenCodeEnv(MCPToolClient):
         return result["data"] if isinstance(result, dict) and "data" in result else result
 
     async def _ask(self, kind: type[V], tool: str, **arguments: Any) -> V:
-        data = await self.call_tool(tool, **arguments)
+        data = json.loads(_extract_text(await self.call_tool(tool, **arguments)))
         # A newer server may say more than this client knows.
         return kind.model_validate({name: value for name, value in data.items() if name in kind.model_fields})
 
@@ -108,5 +107,18 @@ class OpenCodeEnv(MCPToolClient):
 
 
 def _extract_text(result: Any) -> str:
-    """The JSON text of a tool's answer, for code that parses it itself: `RolloutResult.model_validate_json(...)`."""
-    return result if isinstance(result, str) else json.dumps(result)
+    """The JSON text of a tool's answer, for code that parses it itself: `RolloutResult.model_validate_json(...)`.
+
+    Takes the answer as `call_tool` gives it, or any of the wrappings it may come in: an observation, an MCP result.
+    """
+    inner = _part(result, "result")
+    if not isinstance(result, str) and inner is not None and _part(inner, "content"):
+        return _extract_text(inner)
+    match _part(result, "content"):
+        case [first, *_] if isinstance(text := _part(first, "text"), str):
+            return text
+    return result if isinstance(result, str) else json.dumps(result, default=str)
+
+
+def _part(of: Any, name: str) -> Any:
+    return of.get(name) if isinstance(of, dict) else getattr(of, name, None)

@@ -13,6 +13,11 @@ Provider = Literal["openai_compatible", "openai", "anthropic"]
 
 _PREFIXES = frozenset("intercepted openai anthropic openai_compatible openai-compatible vllm local".split())
 """What may stand before the slash of `model` and is no part of the model's own name."""
+_PACKAGES = {
+    "openai_compatible": "@ai-sdk/openai-compatible",
+    "openai": "@ai-sdk/openai",
+    "anthropic": "@ai-sdk/anthropic",
+}
 _NEVER_OFFERED = frozenset(("question",))
 """Tools that no agent has here: nobody would answer."""
 
@@ -91,3 +96,8 @@ class OpenCodeConfig(BaseModel):
             config=self.extra_opencode_json,
             env=self.extra_env,
         )
+
+
+def provider_npm_package(provider: Provider) -> str:
+    """The AI SDK package of a provider. Here the agent always uses the first of them, to speak to the gateway."""
+    return _PACKAGES[provider]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Literal
@@ -28,15 +28,17 @@ from openenv.core.harness import (
 
 from opencode_env._loop import loop
 from opencode_env.config import OpenCodeConfig
+from opencode_env.places import ForeignPlace, Place, open_place
 from opencode_env.sandbox.base import SandboxBackend, SandboxHandle
-from opencode_env.sandbox.boxes import BoxBackend, BoxHandle
+from opencode_env.sandbox.boxes import BoxBackend
+from opencode_env.sandbox.foreign import follows
 from opencode_env.task import OpenCodeTask
 from opencode_env.traces import trace_entries, training_trace
 from rollcage.agents.opencode_transcript import messages_of, session_of
 from rollcage.errors import SandboxError
 from rollcage.events import AgentEnded, AgentSaid, Event, TurnEnded
-from rollcage.run import Failure, Parts, set_up, work
-from rollcage.types import HOME, Job, JsonObject, Limits, Task, Turn
+from rollcage.run import Failure, work
+from rollcage.types import HOME, Job, JsonObject, Limits, Sampling, Task, Turn
 
 Mode = Literal["black_box", "transparent_proxy"]
 Driver = Literal["cli", "serve"]
@@ -55,16 +57,16 @@ class OpenCodeSession(ResourceSession):
     def __init__(
         self,
         *,
-        sandbox: BoxHandle,
+        sandbox: SandboxHandle,
         config: OpenCodeConfig,
         task: OpenCodeTask,
-        job: Job,
-        parts: Parts,
         verifier: Verifier | None = None,
+        job: Job | None = None,
+        place: Place | None = None,
     ) -> None:
-        """Made by a factory."""
+        """Made by a factory, which gives `job` and `place`; without them `start_agent` takes `sandbox` as it is."""
         self.sandbox, self.config, self.task = sandbox, config, task
-        self._job, self._parts, self._verifier = job, parts, verifier
+        self._job, self._place, self._verifier = job or _job(config, task), place, verifier
         self._log: list[Event] = []
         self._working: Future[None] | None = None
         self._scope: anyio.CancelScope | None = None
@@ -95,19 +97,24 @@ class OpenCodeSession(ResourceSession):
     def close(self) -> None:
         """End the agent and the box. What was recorded stays."""
         self.abort()
-        self.sandbox.kill()
+        (self._place.close if self._place else self.sandbox.kill)()
 
     def set_up(self) -> None:
         """The task's files and its setup commands; RuntimeError where one of them fails. Called by the factory."""
-        try:
-            loop().call(set_up, self._job, self.sandbox.box, self._record)
-        except Failure as failure:
-            raise RuntimeError(failure.ended.error) from failure
+        self.place.set_up(self._job, self._record)
+
+    @property
+    def place(self) -> Place:
+        """The box as rollcage knows it."""
+        if self._place is None:
+            self._place = ForeignPlace(self.sandbox, self.config, self.task)
+        return self._place
 
     def start_agent(self) -> None:
         """Let the agent begin; nothing happens where it has already."""
         if self._working is None:
-            self._working, self._scope = loop().portal.start_task(self._work)
+            place = self.place
+            self._working, self._scope = loop().portal.start_task(self._work, place)
 
     def wait_for_completion(self, timeout_s: float | None = None) -> int:
         """The agent's exit code; TimeoutError where it does not end in time, or used up its own."""
@@ -170,12 +177,12 @@ class OpenCodeSession(ResourceSession):
         """The model calls so far."""
         return [event.turn for event in list(self._log) if isinstance(event, TurnEnded)]
 
-    async def _work(self, *, task_status: TaskStatus[anyio.CancelScope]) -> None:
+    async def _work(self, place: Place, *, task_status: TaskStatus[anyio.CancelScope]) -> None:
         with anyio.CancelScope() as scope:
             task_status.started(scope)
             try:
                 seconds = self.config.agent_timeout_s
-                await work(self._job, self._parts, (self.sandbox.box, None), self._record, seconds=seconds, name="")
+                await work(self._job, place.parts, (place.box, None), self._record, seconds=seconds, name="")
             except Failure as failure:
                 self.error = failure.ended.error
             except Exception as error:  # noqa: BLE001 - whatever breaks, the session says so
@@ -237,23 +244,27 @@ class OpenCodeSessionFactory(ResourceSessionFactory[OpenCodeSession]):
         create_attempts: int = 3,
         create_backoff_s: float = 2.0,
         driver: str = "",
+        sampling: Mapping[str, Any] | None = None,
     ) -> None:
         """`install_timeout_s` is accepted: boxes come with the agent. `driver`: `cli` or `serve`; the agent's own
-        default where it is not given.
+        default where it is not given. `sampling`: fields of every request to the model, whatever the agent asks for.
         """
         if mode not in ("black_box", "transparent_proxy"):
             raise ValueError(f"Unknown mode: {mode!r}; use 'black_box' or 'transparent_proxy'")
         if driver not in _DRIVERS:
             raise ValueError(f"Unknown driver: {driver!r}; use 'cli' or 'serve'")
-        if not isinstance(sandbox_backend, BoxBackend):
+        if not follows(sandbox_backend):
             kind = type(sandbox_backend).__name__
-            raise TypeError(
-                f"sandbox_backend: {kind} opens no boxes of ours; use LocalSandboxBackend or another of them"
-            )
-        if config.sandbox_home != HOME:
+            raise TypeError(f"sandbox_backend: {kind} has no create(timeout_s=, envs=, metadata=) that opens boxes")
+        own = isinstance(sandbox_backend, BoxBackend)
+        if own and config.sandbox_home != HOME:
             raise ValueError(f"sandbox_home {config.sandbox_home!r}: home is {HOME} in every box; leave it out")
+        if not own and driver == "serve":
+            raise ValueError("driver 'serve': boxes of other backends have the driver 'cli' only")
         self._config, self._backend, self._mode, self._verifier = config, sandbox_backend, mode, verifier
         self._setup_timeout_s, self._driver = setup_timeout_s, _DRIVERS[driver]
+        self.sampling = dict(sampling or {})
+        """What every request to the model says of sampling."""
         self._attempts, self._backoff_s = max(1, create_attempts), create_backoff_s
 
     def create(
@@ -278,38 +289,54 @@ class OpenCodeSessionFactory(ResourceSessionFactory[OpenCodeSession]):
         raise AssertionError("unreachable")
 
     def _create(self, task: OpenCodeTask, job: Job, *, start: bool) -> OpenCodeSession:
-        on = loop()
         seconds = self._config.agent_timeout_s + self._setup_timeout_s + _GRACE_S
-        handle = self._backend.create(timeout_s=seconds, layers=on.agent.layers())
+        episode_id = job.task.id or None
+        handle, place = open_place(self._backend, self._config, task, seconds=seconds, episode_id=episode_id)
         try:
-            parts = Parts(provider=self._backend.provider(on), agent=on.agent, gateway=on.gateway)
             session = OpenCodeSession(
-                sandbox=handle, config=self._config, task=task, job=job, parts=parts, verifier=self._verifier
+                sandbox=handle, config=self._config, task=task, verifier=self._verifier, job=job, place=place
             )
             session.set_up()
             if start:
                 session.start_agent()
         except BaseException:
-            handle.kill()
+            place.close()
             raise
         return session
 
     def _job(self, task: OpenCodeTask, seed: int | None, episode_id: str | None) -> Job:
-        config = self._config
-        limits = Limits(
-            agent_timeout_s=config.agent_timeout_s, setup_timeout_s=self._setup_timeout_s, max_tokens_cap=config.cap
+        own = self._backend if isinstance(self._backend, BoxBackend) else None
+        job = _job(self._config, task, seed, episode_id)
+        limits = job.task.limits.model_copy(update={"setup_timeout_s": float(self._setup_timeout_s)})
+        return job.model_copy(
+            update={
+                "model": job.model.model_copy(update={"sampling": _sampling(job.model.sampling, self.sampling)}),
+                "task": job.task.model_copy(update={"limits": limits}),
+                "agent": self._config.agent(self._driver if own else "run"),
+                "sandbox": own.spec if own else job.sandbox,
+                "mode": self._mode,
+            }
         )
-        setup = tuple(script for script in (config.extra_setup_shell, task.setup_shell) if script)
-        return Job(
-            task=Task(
-                id=episode_id or "",
-                instruction=task.instruction,
-                files=task.upload_files,
-                setup=setup,
-                limits=limits,
-            ),
-            model=config.endpoint(seed),
-            agent=config.agent(self._driver),
-            sandbox=self._backend.spec,
-            mode=self._mode,
-        )
+
+
+def _job(config: OpenCodeConfig, task: OpenCodeTask, seed: int | None = None, episode_id: str | None = None) -> Job:
+    """What the agent is to do, in rollcage's own words."""
+    limits = Limits(agent_timeout_s=config.agent_timeout_s, max_tokens_cap=config.cap)
+    setup = tuple(script for script in (config.extra_setup_shell, task.setup_shell) if script)
+    return Job(
+        task=Task(
+            id=episode_id or "", instruction=task.instruction, files=task.upload_files, setup=setup, limits=limits
+        ),
+        model=config.endpoint(seed),
+        agent=config.agent("run"),
+        mode="black_box",
+    )
+
+
+def _sampling(base: Sampling, policy: Mapping[str, Any]) -> Sampling:
+    own = {name: policy[name] for name in ("temperature", "seed") if policy.get(name) is not None}
+    others = {name: value for name, value in policy.items() if name not in ("temperature", "seed")}
+    return Sampling.model_validate({**base.model_dump(), **own, "extra_body": {**base.extra_body, **others}})
+
+
+__all__ = ["OpenCodeHarnessAdapter", "OpenCodeSession", "OpenCodeSessionFactory", "OpenCodeTask", "Verifier"]

@@ -9,9 +9,8 @@ from openenv.core.env_server.mcp_types import Tool, ToolError
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import ConfigDict, Field, WithJsonSchema, field_validator
 
-from rollcage.result import CommandOutcome as CommandResult
-from rollcage.result import ProxyTurn as RolloutTurn
-from rollcage.result import RolloutResult
+from rollcage.result import CommandOutcome, ProxyTurn
+from rollcage.result import RolloutResult as Result
 
 __all__ = [
     "ACTIONS",
@@ -72,6 +71,44 @@ class OpenCodeState(State):
     last_reward: float | None = Field(default=None, description="Of the last of them; null where it was not scored.")
     last_task_id: str | None = Field(default=None, description="Of the last of them.")
     last_sandbox_id: str | None = Field(default=None, description="Of the last of them.")
+
+
+# The published values can be changed, and take in what the published environment has stored.
+
+
+class CommandResult(CommandOutcome):
+    """One setup or verify command, by its published name."""
+
+    model_config = ConfigDict(frozen=False, extra="ignore")
+
+    exit_code: int | None = None  # type: ignore[assignment]
+    """Null where nobody told; rollcage always does."""
+
+
+class RolloutTurn(ProxyTurn):
+    """One model call, by its published name."""
+
+    model_config = ConfigDict(frozen=False, extra="ignore")
+
+    upstream_status: int | None = None  # type: ignore[assignment]
+    """HTTP status of the answer."""
+    upstream_error: str | dict[str, Any] | None = None  # type: ignore[assignment]
+    """What broke: in one line; by the published environment as an object."""
+
+
+class RolloutResult(Result):
+    """What a rollout came to, by its published name."""
+
+    model_config = ConfigDict(frozen=False, extra="ignore")
+
+    mode: str = "black_box"
+    """Whether the agent's calls were recorded."""
+    setup_results: list[CommandResult] = []  # type: ignore[assignment]
+    """The setup commands that ran."""
+    verify_results: list[CommandResult] = []  # type: ignore[assignment]
+    """The verify commands that ran."""
+    proxy_turns: list[RolloutTurn] = []  # type: ignore[assignment]
+    """Every model call."""
 
 
 class RolloutArguments(TypedDict, total=False):

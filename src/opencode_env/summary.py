@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from shlex import quote
+from typing import TYPE_CHECKING, TextIO
 
+from opencode_env._loop import loop
 from rollcage.sandboxes.files import collect
 from rollcage.types import HOME, JsonObject
 
@@ -50,13 +55,35 @@ class RolloutSummary:
 
 
 def collect_rollout_summary(session: OpenCodeSession, *, workdir: str = f"{HOME}/workdir") -> RolloutSummary:
-    """Read a session's records and its workdir; while the agent runs, as far as it has come. The box must be open."""
-    listing = session.sandbox.exec(f"ls -la -- '{workdir}' 2>&1", timeout=10)
-    files = session.sandbox.call(collect, workdir).files
+    """Read a session's records and its workdir; while the agent runs, as far as it has come.
+
+    Of a box that is closed there is no workdir left to read.
+    """
+    listing, files = "", {}
+    # Handles of other backends raise what they like.
+    with suppress(Exception):
+        listing = session.sandbox.exec(f"ls -la -- {quote(workdir)} 2>&1", timeout=10).stdout
+        files = loop().call(collect, session.place.box, workdir).files
     return RolloutSummary(
         sandbox_id=session.sandbox.sandbox_id,
         proxy_turns=[dict(entry) for entry in session.fetch_proxy_trace()],
         opencode_events=session.said,
-        workdir_listing=listing.stdout,
+        workdir_listing=listing,
         workdir_contents={f"{workdir}/{path}": text for path, text in files.items()},
     )
+
+
+def print_rollout_summary(summary: RolloutSummary, *, stream: TextIO | None = None, show_bodies: bool = False) -> None:
+    """Tell a person what a session came to. `show_bodies`: with the last answer of the model."""
+    tools, errors = summary.tool_calls(), summary.errors()
+    lines = [
+        f"session in box {summary.sandbox_id}",
+        f"  model calls  {summary.proxy_turn_count()}, {summary.productive_turn_count()} with tokens",
+        f"  tokens       {summary.total_completion_tokens()}",
+        f"  tool calls   {len(tools)}{': ' + ', '.join(tools) if tools else ''}",
+        *(f"  error        {error[:200]}" for error in errors),
+        *(f"  file         {path}, {len(text)} characters" for path, text in summary.workdir_contents.items()),
+    ]
+    if show_bodies and summary.proxy_turns:
+        lines.append(json.dumps(summary.proxy_turns[-1].get("response"), indent=2)[:2000])
+    print("\n".join(lines), file=stream or sys.stdout, flush=True)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -134,7 +135,11 @@ class BoxBackend:
     def __init__(self, provider: Callable[[Loop], AbstractAsyncContextManager[Provider]], spec: SandboxSpec) -> None:
         """`provider` is made when the first box is opened, on the loop that all sessions share."""
         self._make, self._spec = provider, spec
-        self._provider: Provider | None = None
+        self._providers: dict[int, Provider] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """It can be sent to another process, as trainers do; what it has opened stays here."""
+        return {**self.__dict__, "_providers": {}}
 
     @property
     def spec(self) -> SandboxSpec:
@@ -169,9 +174,10 @@ class BoxBackend:
         async def begin() -> Provider:
             return await on.stack.enter_async_context(self._make(on))
 
-        if self._provider is None:
-            self._provider = on.call(begin)
-        return self._provider
+        # By process: one that was forked has a loop of its own.
+        if os.getpid() not in self._providers:
+            self._providers[os.getpid()] = on.call(begin)
+        return self._providers[os.getpid()]
 
 
 class LocalSandboxBackend(BoxBackend):
@@ -179,13 +185,7 @@ class LocalSandboxBackend(BoxBackend):
 
     def __init__(self, *, spec: SandboxSpec | None = None, state_dir: Path | None = None) -> None:
         """`state_dir`: where layers are kept; the usual folder where it is not given."""
-
-        def make(on: Loop) -> AbstractAsyncContextManager[Provider]:
-            from rollcage.sandboxes.local import LocalProvider
-
-            return LocalProvider(state_dir or on.settings.home)
-
-        super().__init__(make, spec or SandboxSpec())
+        super().__init__(partial(_local, state_dir), spec or SandboxSpec())
 
 
 class E2BSandboxBackend(BoxBackend):
@@ -201,15 +201,20 @@ class E2BSandboxBackend(BoxBackend):
         key = api_key or os.environ.get("E2B_API_KEY", "")
         if not key:
             raise RuntimeError("api_key: E2B needs one; give api_key or set E2B_API_KEY")
-
-        def make(on: Loop) -> AbstractAsyncContextManager[Provider]:
-            from rollcage.sandboxes.e2b import E2BProvider
-
-            settings = on.settings.e2b.model_copy(update={"api_key": SecretStr(key)})
-            return E2BProvider(settings, on.settings.home)
-
         spec = SandboxSpec.model_validate({**(sandbox_kwargs or {}), "backend": "e2b", "template": template or ""})
-        super().__init__(make, spec)
+        super().__init__(partial(_e2b, SecretStr(key)), spec)
+
+
+def _local(state_dir: Path | None, on: Loop) -> AbstractAsyncContextManager[Provider]:
+    from rollcage.sandboxes.local import LocalProvider
+
+    return LocalProvider(state_dir or on.settings.home)
+
+
+def _e2b(key: SecretStr, on: Loop) -> AbstractAsyncContextManager[Provider]:
+    from rollcage.sandboxes.e2b import E2BProvider
+
+    return E2BProvider(on.settings.e2b.model_copy(update={"api_key": key}), on.settings.home)
 
 
 __all__ = ["BoxBackend", "BoxHandle", "BoxJob", "E2BSandboxBackend", "LocalSandboxBackend"]
