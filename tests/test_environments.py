@@ -27,7 +27,7 @@ from rollcage.types import AgentSpec, Job, Limits, Outcome, SandboxSpec, Scripte
 
 pytestmark = pytest.mark.anyio
 
-LIMITS = Limits(agent_timeout_s=90, verify_timeout_s=30)
+LIMITS = Limits(agent_timeout_s=300, verify_timeout_s=120)
 LOOP = AgentSpec(name="loop")
 SHELL = AgentSpec(name="shell")
 
@@ -280,12 +280,13 @@ async def test_an_abort_or_the_deadline_while_it_boots_releases_it(
     late = await worked(runner, model, task)
     assert (late.outcome, late.error_code) == (Outcome.TIMED_OUT, "timed_out")
     assert fleet.running == []
+    before = fleet.creations
     started = await runner.start(Job(task=desk_task(), model=model.endpoint(()), environment=DESK))
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         async for entry in store.follow(started):
             if isinstance(entry.event, StageStarted) and entry.event.stage is Stage.PROVISION:
                 break
-        while fleet.creations < 2:
+        while fleet.creations == before:
             await anyio.sleep(0.02)
         await runner.abort(started)
         assert (await runner.wait(started)).outcome is Outcome.ABORTED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
@@ -12,7 +13,7 @@ import pytest
 
 from fleet_stand import opened
 from rollcage.fleet import RemoteEnvironment
-from rollcage.fleet.bridge import ToolCall, serve_tools
+from rollcage.fleet.bridge import LARGEST, ROOM, ToolCall, serve_tools
 from rollcage.testing import FleetRuntime
 
 pytestmark = pytest.mark.anyio
@@ -95,12 +96,18 @@ async def test_a_call_that_the_agent_gives_up_is_stopped_in_the_environment(
 ) -> None:
     fleet.faults.hanging = {"list_tickets"}
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "list_tickets"}}
-    async with httpx.AsyncClient() as http:
-        with anyio.move_on_after(0.5):
-            await http.post(address(sock), json=body)
     tools = fleet.instance().tools
     assert tools
-    with anyio.fail_after(10):
+    async with httpx.AsyncClient(timeout=None) as http, anyio.create_task_group() as tasks:
+
+        async def ask() -> None:
+            await http.post(address(sock), json=body)
+
+        tasks.start_soon(ask)
+        while not tools.begun:
+            await fleet.faults.wait()
+        tasks.cancel_scope.cancel()
+    with anyio.fail_after(120):
         while tools.stopped != ["list_tickets"]:
             await fleet.faults.wait()
     assert calls[0].error == "the call was cancelled; it may have run"
@@ -116,15 +123,18 @@ async def test_the_end_of_the_block_cuts_calls_in_flight(
 
     async def hang(http: httpx.AsyncClient) -> None:
         try:
-            outcome.append((await http.post(url, json=body, timeout=30)).status_code)
+            outcome.append((await http.post(url, json=body, timeout=None)).status_code)
         except httpx.HTTPError as error:
             outcome.append(type(error))
 
-    async with httpx.AsyncClient() as http, anyio.create_task_group() as tasks:
+    async with httpx.AsyncClient(timeout=120) as http, anyio.create_task_group() as tasks:
         async with serve_tools(env.tools, sock):
             tasks.start_soon(hang, http)
-            await anyio.sleep(0.5)
-        with anyio.fail_after(10):
+            tools = fleet.instance().tools
+            assert tools
+            while not tools.begun:
+                await fleet.faults.wait()
+        with anyio.fail_after(120):
             while not outcome:
                 await anyio.sleep(0.01)
         with pytest.raises(httpx.ConnectError):
@@ -146,7 +156,7 @@ async def test_the_end_of_the_block_cuts_calls_in_flight(
 async def test_nonsense_is_refused(
     sock: socket.socket, calls: list[ToolCall], method: str, path: str, body: bytes, status: int
 ) -> None:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=120) as http:
         base = address(sock).removesuffix("/mcp")
         assert (await http.request(method, f"{base}{path}", content=body)).status_code == status
 
@@ -155,6 +165,38 @@ async def test_nonsense_is_refused(
     "method", ["env/reset", "resources/list", "prompts/list", "openenv/session/create", "x" * 9999]
 )
 async def test_there_is_no_other_method(sock: socket.socket, calls: list[ToolCall], method: str) -> None:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=120) as http:
         answer = await http.post(address(sock), json={"jsonrpc": "2.0", "id": "a", "method": method})
     assert answer.json()["error"]["code"] == -32601
+
+
+async def test_requests_that_would_fill_the_memory_are_refused_and_the_others_are_served(
+    sock: socket.socket, calls: list[ToolCall]
+) -> None:
+    """Bodies that are held back before their last byte take up the room; once they are gone there is room again."""
+    host, port = sock.getsockname()
+    head = f"POST /mcp HTTP/1.1\r\nhost: here\r\ncontent-length: {LARGEST}\r\n\r\n".encode()
+    ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+    large = {**ping, "params": {"x": "y" * (LARGEST - 1000)}}
+    async with httpx.AsyncClient(timeout=120) as http:
+        assert (await http.post(address(sock), json=large)).status_code == 200
+        async with AsyncExitStack() as stack:
+            for _ in range(ROOM // LARGEST):
+                held = await stack.enter_async_context(await anyio.connect_tcp(host, port))
+                await held.send(head + b" " * (LARGEST - 1))
+            with anyio.fail_after(120):
+                while (await http.post(address(sock), json=large)).status_code == 200:
+                    await anyio.sleep(0.05)
+            assert (await http.post(address(sock), json=ping)).status_code == 200
+        with anyio.fail_after(120):
+            while (await http.post(address(sock), json=large)).status_code != 200:
+                await anyio.sleep(0.05)
+
+
+async def test_a_very_long_name_is_no_work(fleet: FleetRuntime, sock: socket.socket, calls: list[ToolCall]) -> None:
+    params = {"name": "n" * 1_000_000, "arguments": {}}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    async with httpx.AsyncClient(timeout=120) as http:
+        answer = (await http.post(address(sock), json=body)).json()
+    assert answer["result"]["isError"]
+    assert len(calls[0].error) < 1000

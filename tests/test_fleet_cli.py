@@ -9,9 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
-from commands import environ, rollcage
+from commands import environ, rest, rollcage
+from rollcage.testing import FleetRuntime
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         # Whatever the tests did, nothing is left.
         assert json.loads(rollcage(home, "fleet", "ls", "--instances", "--json", env=variables).stdout) == []
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
 
 
 def test_the_demo_is_the_same_each_time(tmp_path: Path) -> None:
@@ -103,3 +105,39 @@ def test_no_key_and_a_wrong_key_are_told_apart(tmp_path: Path, fleet: dict[str, 
     assert wrong.returncode == 3
     assert "check FLEET_API_KEY" in wrong.stderr
     assert "sk-secret-thing" not in wrong.stderr + wrong.stdout
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("arguments", "number"),
+    [
+        (("call", "ticket-desk", "list_tickets"), signal.SIGINT),
+        (("call", "ticket-desk", "list_tickets"), signal.SIGTERM),
+        (("run", "ticket-desk"), signal.SIGTERM),
+        (("tools", "ticket-desk"), signal.SIGINT),
+        (("run", "ticket-desk", "-i", "Look.", "-e", "scripted", "--agent", "loop"), signal.SIGINT),
+    ],
+)
+async def test_a_command_that_is_stopped_leaves_no_instance(
+    tmp_path: Path, arguments: tuple[str, ...], number: signal.Signals
+) -> None:
+    async with FleetRuntime() as fleet:
+        if arguments[0] == "call":
+            fleet.faults.hanging = {"list_tickets"}
+        else:
+            fleet.faults.boot_s = 600
+        env = environ(tmp_path, {"FLEET_API_KEY": fleet.key, "FLEET_BASE_URL": fleet.base_url})
+        command = [sys.executable, "-m", "rollcage", "fleet", *arguments]
+        with anyio.fail_after(240):
+            async with await anyio.open_process(command, env=env) as process:
+                while not (fleet.instances and (fleet.faults.boot_s or _busy(fleet))):
+                    await anyio.sleep(0.05)
+                process.send_signal(number)
+                code, _, error = await rest(process)
+        assert code == 128 + number, error
+        assert "Traceback" not in error
+        assert [instance.status for instance in fleet.instances.values()] == ["stopped"]
+
+
+def _busy(fleet: FleetRuntime) -> bool:
+    return any(instance.tools and instance.tools.begun for instance in fleet.instances.values())

@@ -261,9 +261,10 @@ def unused_port() -> int:
 
 
 async def test_heartbeats_keep_an_instance_alive(fleet: FleetRuntime) -> None:
-    async with opened(fleet, heartbeat_interval=1) as env:
+    async with opened(fleet, heartbeat_interval=3) as env:
         instance = fleet.instance()
-        with anyio.fail_after(20):
+        with anyio.fail_after(120):
+            # They come three times as often as asked for.
             while instance.beats < 5:
                 await fleet.faults.wait()
         assert fleet.running == [instance]
@@ -271,9 +272,9 @@ async def test_heartbeats_keep_an_instance_alive(fleet: FleetRuntime) -> None:
 
 
 async def test_an_instance_without_heartbeats_ends_by_itself(fleet: FleetRuntime) -> None:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=120) as http:
         await sdk.fleet(SecretStr(fleet.key), fleet.base_url, http).make(KEY, heartbeat_interval=1, timeout=60)
-    with anyio.fail_after(20):
+    with anyio.fail_after(120):
         while fleet.running:
             await anyio.sleep(0.05)
 
@@ -286,11 +287,13 @@ async def test_an_error_in_the_block_comes_out_as_it_is_and_releases(fleet: Flee
 
 async def test_cancellation_in_the_middle_of_a_call_releases(fleet: FleetRuntime) -> None:
     fleet.faults.hanging = {"list_tickets"}
-    with anyio.move_on_after(5) as scope:
+    with anyio.CancelScope() as scope:
         async with opened(fleet) as env, anyio.create_task_group() as tasks:
             tasks.start_soon(env.tools.call_tool, "list_tickets")
-            await env.tools.list_tools()
-            await anyio.sleep(0.2)
+            tools = fleet.instance().tools
+            assert tools
+            while not tools.begun:
+                await fleet.faults.wait()
             scope.cancel()
     assert scope.cancelled_caught
     assert fleet.running == []
@@ -345,7 +348,7 @@ asyncio.run(agent())
 
 async def run_script(home: Path, fleet: FleetRuntime, script: str) -> subprocess.CompletedProcess[bytes]:
     env = environ(home, {"FLEET_API_KEY": fleet.key, "FLEET_BASE_URL": fleet.base_url})
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         return await anyio.run_process([sys.executable, "-c", script], env=env, check=False)
 
 
@@ -375,7 +378,7 @@ async def test_ctrl_c_releases_the_instance(fleet: FleetRuntime, tmp_path: Path)
         "asyncio.run(main())\n"
     )
     env = environ(tmp_path, {"FLEET_API_KEY": fleet.key, "FLEET_BASE_URL": fleet.base_url})
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         async with await anyio.open_process([sys.executable, "-c", script], env=env) as process:
             assert process.stdout
             assert await process.stdout.receive() == b"up\n"

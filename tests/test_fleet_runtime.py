@@ -26,7 +26,7 @@ async def fleet() -> AsyncIterator[FleetRuntime]:
 
 @pytest.fixture
 async def sdk(fleet: FleetRuntime) -> AsyncIterator[Any]:
-    async with httpx.AsyncClient(timeout=30) as http:
+    async with httpx.AsyncClient(timeout=120) as http:
         yield import_module("fleet").AsyncFleet(api_key=fleet.key, base_url=fleet.base_url, httpx_client=http)
 
 
@@ -66,7 +66,7 @@ async def test_a_run_is_closed_as_a_whole(fleet: FleetRuntime, sdk: Any) -> None
 
 async def test_the_sdks_plain_half_works_too(fleet: FleetRuntime) -> None:
     def work() -> str:
-        with httpx.Client(timeout=30) as http:
+        with httpx.Client(timeout=120) as http:
             plain = import_module("fleet").Fleet(api_key=fleet.key, base_url=fleet.base_url, httpx_client=http)
             env = plain.make("ticket-desk")
             assert env.reset(seed=1).success
@@ -77,7 +77,7 @@ async def test_the_sdks_plain_half_works_too(fleet: FleetRuntime) -> None:
 
 async def test_the_manager_hides_from_who_lacks_the_runner_token(fleet: FleetRuntime, sdk: Any) -> None:
     env = await sdk.make("ticket-desk")
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=120) as http:
         bearer = {"authorization": f"Bearer {fleet.key}"}
         assert (await http.post(f"{env.urls.manager.api}/reset", json={}, headers=bearer)).status_code == 404
         assert (await http.get(f"{env.urls.root}mcp")).status_code == 401

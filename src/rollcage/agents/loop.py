@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rollcage._packing import tamed
 from rollcage.agents.base import AgentExit, Offer, Say
 from rollcage.errors import AgentError, UsageError
 from rollcage.events import AgentSaid, AgentStarted
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 MOST_TOOLS = 128
 """Tool calls in one answer; what a model asks for beyond that is refused."""
+LONGEST = 100_000
+"""Characters of a tool's answer that the model is told."""
 
 
 class Loop:
@@ -80,15 +83,14 @@ class _Conversation:
         turn = 0
         while True:
             body: JsonObject = {"model": self._offer.model.model, "messages": messages}
-            answer, problem = await self._ask(body | ({"tools": offered} if offered else {}))
+            message, problem = await self._ask(body | ({"tools": offered} if offered else {}))
             if problem:
                 await self._tell(turn, "error", {"message": problem})
                 return AgentExit(code=1, error=problem)
-            message = _table((answer.get("choices") or [{}])[0].get("message"))
             messages.append(_kept(message))
             if text := message.get("content"):
                 await self._tell(turn, "text", {"type": "text", "text": str(text)})
-            calls = [call for call in message.get("tool_calls") or [] if isinstance(call, dict)]
+            calls = [call for call in _rows(message.get("tool_calls")) if isinstance(call, dict)]
             if not calls:
                 return AgentExit(code=0, error=None)
             names = {tool["function"]["name"] for tool in offered}
@@ -109,39 +111,43 @@ class _Conversation:
         ]
 
     async def _ask(self, body: JsonObject) -> tuple[JsonObject, str]:
-        """The model's answer, or what went wrong."""
+        """The model's message, or what went wrong."""
         import httpx
 
         key = self._offer.model.key.get_secret_value()
         headers = {"authorization": f"Bearer {key}", "x-session-id": self._session}
         try:
-            response = await self._model.post("/v1/chat/completions", json=body, headers=headers)
+            response = await self._model.post("/v1/chat/completions", content=_json(body), headers=headers)
         except httpx.HTTPError as error:
             return {}, f"the model's answer broke off: {type(error).__name__}: {error}"
         try:
             answer = _table(response.json())
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = {}
         if response.status_code != 200:
             said = _table(answer.get("error")).get("message") or response.text[:500]
             return {}, f"the model answered with HTTP {response.status_code}: {said}"
-        return answer, ""
+        message = _table(next(iter(_rows(answer.get("choices"))), None)).get("message")
+        if not isinstance(message, dict):
+            return {}, "the model's answer holds no message"
+        return message, ""
 
     async def _call(self, turn: int, call: JsonObject, names: set[str]) -> str:
         """Carry one call out; what the model is told of it."""
         function = _table(call.get("function"))
         name, written = str(function.get("name", "")), str(function.get("arguments") or "{}")
         failed = True
-        arguments: Any = None
         try:
-            arguments = json.loads(written)
+            arguments = json.loads(written, parse_constant=str)
         except (ValueError, RecursionError):
-            said = "error: the arguments are no JSON"
-        if isinstance(arguments, dict) and name in names:
+            arguments = None
+        if name not in names:
+            said = f"error: there is no tool {name[:200]!r}"
+        elif not isinstance(arguments, dict):
+            said = "error: the arguments are no JSON object"
+        else:
             result = await self._rpc("tools/call", {"name": name, "arguments": arguments})
-            said, failed = _text(result), bool(result.get("isError"))
-        elif arguments is not None:
-            said = "error: the arguments are no object" if name in names else f"error: there is no tool {name!r}"
+            said, failed = _told(_text(result)), bool(result.get("isError"))
         state: JsonObject = {"input": arguments if isinstance(arguments, dict) else {"arguments": written}}
         state |= {"status": "error", "error": said} if failed else {"status": "completed", "output": said}
         await self._tell(turn, "tool_use", {"type": "tool", "tool": name, "callID": call.get("id"), "state": state})
@@ -152,8 +158,8 @@ class _Conversation:
 
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters}
         try:
-            answer = _table((await self._tools.post("/mcp", json=body)).json())
-        except (httpx.HTTPError, ValueError) as error:
+            answer = _table((await self._tools.post("/mcp", content=_json(body))).json())
+        except (httpx.HTTPError, ValueError, RecursionError) as error:
             raise AgentError(f"the environment's tools are out of reach: {type(error).__name__}: {error}") from error
         if refused := _table(answer.get("error")):
             return {"content": [{"type": "text", "text": str(refused.get("message"))}], "isError": True}
@@ -171,7 +177,10 @@ def _client(door: str, timeout: httpx.Timeout) -> httpx.AsyncClient:
     import httpx
 
     transport = httpx.AsyncHTTPTransport(uds=door)
-    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=timeout, trust_env=False)
+    headers = {"content-type": "application/json"}
+    return httpx.AsyncClient(
+        transport=transport, base_url="http://127.0.0.1", headers=headers, timeout=timeout, trust_env=False
+    )
 
 
 def _port(url: str) -> int:
@@ -182,7 +191,7 @@ def _port(url: str) -> int:
 
 def _kept(message: JsonObject) -> JsonObject:
     """The assistant's message as it goes back to the model: thoughts are dropped, as chat templates do."""
-    calls = message.get("tool_calls")
+    calls = _rows(message.get("tool_calls"))
     return {"role": "assistant", "content": message.get("content"), **({"tool_calls": calls} if calls else {})}
 
 
@@ -193,6 +202,20 @@ def _text(result: JsonObject) -> str:
     blocks = [block for block in result.get("content") or [] if isinstance(block, dict)]
     structured = result.get("structuredContent")
     return ToolResult(tool="", endpoint="", content=blocks, structured=structured).text
+
+
+def _told(text: str) -> str:
+    """What the model is told of a long answer: its beginning."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}\n[{len(text) - LONGEST} characters are left out]"
+
+
+def _json(body: JsonObject) -> bytes:
+    # httpx's own way refuses half characters and NaN, which a model can write and a tool can answer.
+    return json.dumps(tamed(body)).encode()
+
+
+def _rows(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _table(value: Any) -> JsonObject:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import anyio
-import httpx
+from anyio.abc import TaskStatus
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +20,7 @@ from rollcage.cli.output import environment, write_json
 from rollcage.cli.screen import screen
 from rollcage.cli.text import clean, one_line, seconds_of
 from rollcage.errors import UsageError
-from rollcage.fleet import ListToolsAction, RemoteEnvironment, ToolsReport, sdk
+from rollcage.fleet import ListToolsAction, RemoteEnvironment, ToolsReport, guarded, sdk
 from rollcage.settings import Settings
 
 
@@ -29,7 +30,7 @@ def ls(instances: bool, as_json: bool) -> int:
 
 
 async def _ls(settings: Settings, instances: bool, as_json: bool) -> int:
-    async with httpx.AsyncClient(timeout=30) as http:
+    async with guarded.client(timeout=30) as http:
         client = sdk.fleet(settings.fleet.api_key, settings.fleet.base_url, http)
         if instances:
             rows = [
@@ -64,13 +65,13 @@ def run(env_key: str, seed: int | None, given: dict[str, Any], as_json: bool) ->
             write_json({**found, "tools": listed.names, "report": _plain(report)})
         else:
             console = screen(settings)
-            console.print(f"provisioned  {env.key}, instance {env.instance_id}")
+            console.print(f"provisioned  {one_line(env.key, 90)}, instance {one_line(env.instance_id, 90)}")
             console.print(f"reset        {one_line(reset.message, 90) or 'done'}")
             console.put(_plane(listed, report))
             console.print("released")
         return codes.SUCCEEDED
 
-    return anyio.run(work)
+    return anyio.run(_heeding, work)
 
 
 def tools(env_key: str, given: dict[str, Any], as_json: bool) -> int:
@@ -88,7 +89,7 @@ def tools(env_key: str, given: dict[str, Any], as_json: bool) -> int:
             screen(settings).put([*_plane(listed, report), Text(""), *_details(listed)])
         return codes.SUCCEEDED
 
-    return anyio.run(work)
+    return anyio.run(_heeding, work)
 
 
 def call(env_key: str, what: tuple[str, str], seed: int | None, given: dict[str, Any], as_json: bool) -> int:
@@ -107,10 +108,32 @@ def call(env_key: str, what: tuple[str, str], seed: int | None, given: dict[str,
             # To a person, and to whatever reads stdout: the answer alone.
             screen(settings).out(clean(result.text), highlight=False)
             where = f"{result.tool} on {result.endpoint}, {seconds_of(result.seconds)}; {env.instance_id} released"
-            print(f"rollcage: {where}", file=sys.stderr)
+            print(f"rollcage: {one_line(where, 200)}", file=sys.stderr)
         return codes.SUCCEEDED
 
-    return anyio.run(work)
+    return anyio.run(_heeding, work)
+
+
+async def _heeding(work: Callable[[], Awaitable[int]]) -> int:
+    """Do it. Signals that ask us to end cut it short, so that what was provisioned is released; Ctrl-C does anyway."""
+    heard: list[int] = []
+    code = codes.OTHER
+
+    async def listen(*, task_status: TaskStatus[None]) -> None:
+        # What our parent chose to ignore (nohup) stays ignored.
+        numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+        with anyio.open_signal_receiver(*numbers) as signals:
+            task_status.started()
+            async for number in signals:
+                heard.append(number)
+                scope.cancel()
+
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(listen)
+            code = await work()
+            tasks.cancel_scope.cancel()
+    return 128 + heard[0] if heard else code
 
 
 def arguments_of(text: str) -> dict[str, Any]:
@@ -156,10 +179,13 @@ def _plane(listed: ListToolsAction, report: ToolsReport) -> Iterable[Table | Tex
 def _details(listed: ListToolsAction) -> Iterable[Text]:
     for tool in listed.offered:
         yield Text(f"{tool.name}: {one_line(str(tool.raw.get('description') or 'no description'), 100)}", style="bold")
-        required = tool.input_schema.get("required") or []
-        for name, schema in (tool.input_schema.get("properties") or {}).items():
-            kind = one_line(json.dumps({k: v for k, v in schema.items() if k != "title"}), 90)
-            yield Text(f"  {clean(name)}{'' if name in required else ' (optional)'}: {kind}")
+        required, properties = tool.input_schema.get("required"), tool.input_schema.get("properties")
+        for name, schema in properties.items() if isinstance(properties, dict) else ():
+            # `true` and `false` are schemas, too.
+            shown = {k: v for k, v in schema.items() if k != "title"} if isinstance(schema, dict) else schema
+            needed = isinstance(required, list) and name in required
+            kind = one_line(json.dumps(shown), 90)
+            yield Text(f"  {one_line(name, 60)}{'' if needed else ' (optional)'}: {kind}")
 
 
 def _table(titles: list[str], rows: list[list[Any]]) -> Table:

@@ -66,8 +66,10 @@ def build(name: str, as_json: bool, **options: Any) -> int:
 def import_(name: str, source: str, as_json: bool, **options: Any) -> int:
     """Take a root file system as the image NAME: boxes of it show this system and nothing of the host's.
 
+    A folder or a tar archive, as docker or podman export or save it.
+
     \b
-      docker export $(docker create some/image) > some.tar
+      docker save some/image > some.tar
       rollcage image import some some.tar --workdir /testbed
     """
     from rollcage.cli import images

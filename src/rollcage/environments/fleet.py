@@ -67,13 +67,14 @@ class _Instance:
         await self._remote.reset(seed)
 
     async def reward(self, task: Task) -> float | None:
+        from rollcage.environments.failures import reward_of
         from rollcage.fleet import NotOffered
 
         if task.verifier:
-            return await self._remote.verify(task.verifier)
+            # Later than the rollout's own deadline: that one says what ran out of time.
+            return await self._remote.verify(task.verifier, timeout_s=task.limits.verify_timeout_s + 60)
         try:
             state = await self._remote.state()
         except NotOffered:
             return None
-        said = state.more.get("reward")
-        return float(said) if isinstance(said, int | float) and not isinstance(said, bool) else None
+        return reward_of(self.name, state.more.get("reward"))

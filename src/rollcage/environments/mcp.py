@@ -66,8 +66,12 @@ class _Server:
 
 def check_address(scheme: str, place: str) -> None:
     """UsageError where this is no http address."""
-    parts = urlsplit(place)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(place)
+        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and place.isprintable()
+    except ValueError:  # a port or an IPv6 address that is none
+        right = False
+    if not right:
         raise UsageError(f"environment: {scheme}: is followed by an address, such as {scheme}:http://host:8000")
     if parts.username or parts.password:
         raise UsageError("environment: an address may hold no user name or password; it goes into the log")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from rollcage._packing import tamed
 from rollcage.environments.base import Environment, Tools
 from rollcage.environments.mcp import check_address, check_package
 from rollcage.errors import EnvironmentFailed, EnvironmentLost, ResetFailed, UsageError
@@ -29,7 +30,10 @@ CONNECT_S = 30.0
 RESET_S = 300.0
 CALL_S = 900.0
 """OpenEnv's own budget for one step."""
-LARGEST = 100 << 20
+LARGEST = 64 << 20
+"""Bytes of one answer."""
+MOST = 10_000
+"""Tools that a server may have."""
 
 
 class OpenEnvEnvironments:
@@ -50,10 +54,16 @@ class OpenEnvEnvironments:
         from websockets.asyncio.client import connect
         from websockets.exceptions import InvalidHandshake, InvalidURI
 
+        class Direct(connect):
+            """Goes where it was sent, and nowhere else: a redirect could lead to any address that we can reach."""
+
+            def process_redirect(self, exc: Exception) -> Exception | str:
+                return exc
+
         url = "ws" + place.removeprefix("http").rstrip("/") + "/ws"
         try:
-            socket = await connect(url, open_timeout=CONNECT_S, max_size=LARGEST, proxy=None)
-        except (OSError, TimeoutError, InvalidHandshake, InvalidURI) as error:
+            socket = await Direct(url, open_timeout=CONNECT_S, max_size=LARGEST, proxy=None)
+        except (OSError, EOFError, InvalidHandshake, InvalidURI) as error:
             message = f"openenv:{place} does not answer ({type(error).__name__}: {error})"
             raise EnvironmentFailed(f"{message}; check that the server runs and speaks OpenEnv") from error
         try:
@@ -72,7 +82,7 @@ class _Session:
         self._address, self._socket = f"openenv:{place}", socket
         self._turn = anyio.Lock()
         self._owed = 0
-        self._reward: float | None = None
+        self._reward: Any = None
         self._tools = _Tools(self)
 
     @property
@@ -93,16 +103,17 @@ class _Session:
 
     async def reward(self, task: Task) -> float | None:
         """The last reward that a step gave; else what the state calls one."""
+        from rollcage.environments.failures import reward_of
+
         state = await self.ask("state", None, RESET_S)
-        if self._reward is not None:
-            return self._reward
-        return next((float(state[name]) for name in ("reward", "last_reward") if _number(state.get(name))), None)
+        said = (self._reward, state.get("reward"), state.get("last_reward"))
+        return reward_of(self._address, next((one for one in said if one is not None), None))
 
     async def step(self, action: JsonObject) -> JsonObject:
         """One step; its observation."""
         answer = await self.ask("step", action, CALL_S)
-        if action["type"] == "call_tool" and _number(answer.get("reward")):
-            self._reward = float(answer["reward"])
+        if action["type"] == "call_tool" and answer.get("reward") is not None:
+            self._reward = answer["reward"]
         observation = answer.get("observation")
         return observation if isinstance(observation, dict) else {}
 
@@ -127,7 +138,7 @@ class _Session:
             raise EnvironmentLost(f"{self._address} closed the connection: {error}") from error
         except TimeoutError:
             raise EnvironmentFailed(f"{self._address} gave no answer to {kind} within {seconds:g} s") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise EnvironmentFailed(f"{self._address} answered {kind} with something that is no JSON") from error
         data = answer.get("data") if isinstance(answer, dict) else None
         data = data if isinstance(data, dict) else {}
@@ -156,8 +167,11 @@ class _Tools:
         if self._union is None:
             # Listing is a step too: it is made once.
             listed = (await self._session.step({"type": "list_tools"})).get("tools")
+            listed = listed if isinstance(listed, list) else []
+            if len(listed) > MOST:
+                raise EnvironmentFailed(f"{self._session.name} has more than {MOST} tools")
             union = Union("first")
-            union.add("openenv", [_raw(tool) for tool in listed or [] if isinstance(tool, dict)])
+            union.add("openenv", [_raw(tool) for tool in listed if isinstance(tool, dict)])
             self._union = union
         return self._union
 
@@ -177,6 +191,8 @@ class _Tools:
             raise EndpointDown(str(error), endpoint="openenv", may_have_run=True) from error
         except EnvironmentFailed as error:
             observation = {"error": {"message": str(error)}}
+        # Nobody vouches for what a tool says: what is nested too deep, or no text, could not be passed on.
+        observation = tamed(observation)
         failure = observation.get("error")
         content, structured = _content(observation.get("result"))
         if failure:
@@ -198,7 +214,7 @@ class _Tools:
 def _raw(tool: JsonObject) -> JsonObject:
     """A tool as MCP writes it."""
     schema = tool.get("input_schema") or tool.get("inputSchema") or {"type": "object"}
-    return {"name": str(tool.get("name", "")), "description": tool.get("description") or "", "inputSchema": schema}
+    return {"name": tool.get("name"), "description": tool.get("description") or "", "inputSchema": schema}
 
 
 def _content(result: Any) -> tuple[list[JsonObject], Any]:
@@ -208,7 +224,3 @@ def _content(result: Any) -> tuple[list[JsonObject], Any]:
         return blocks, result.get("structured_content") or result.get("structuredContent")
     text = result if isinstance(result, str) else json.dumps(result)
     return [{"type": "text", "text": text}], None
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -20,6 +20,7 @@ import anyio
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from rollcage.errors import UsageError
 from rollcage.fleet.errors import EndpointDown, ToolError, ToolFailed, ToolNotFound
 from rollcage.fleet.session import own_version
 from rollcage.fleet.types import ListToolsAction, ToolResult
@@ -29,8 +30,10 @@ PATH = "/mcp"
 """Where the agent finds the endpoint: http://127.0.0.1:PORT/mcp."""
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")
 """The protocol versions that are spoken; the newest is offered to whoever asks for another."""
-LARGEST = 8 * 1024 * 1024
+LARGEST = 4 << 20
 """Bytes of one request."""
+ROOM = 16 << 20
+"""Bytes of all requests that are under way; what is read of them takes several times as much."""
 CONNECTIONS = 128
 """How many at once."""
 
@@ -118,6 +121,7 @@ class _App:
     def __init__(self, tools: Tools, record: Record | None) -> None:
         self._tools, self._record = tools, record
         self._calls: dict[tuple[str, Any], anyio.CancelScope] = {}
+        self._held = 0
 
     def stop(self) -> None:
         """Cut the calls in flight."""
@@ -134,10 +138,30 @@ class _App:
             # There is nothing to tell unasked, and a client may try.
             await _send(send, 405, {"error": "only POST"}, {b"allow": b"POST, DELETE"})
         else:
-            await self._post(scope, receive, send)
+            async with self._body(receive) as body:
+                await self._post(scope, body, receive, send)
 
-    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        message = _message(await _body(receive))
+    @asynccontextmanager
+    async def _body(self, receive: Receive) -> AsyncIterator[bytes | None]:
+        """What was sent, while there is room for it; nothing, where there is none or the client went away."""
+        parts: list[bytes] = []
+        size = 0
+        more = True
+        try:
+            while more and size <= LARGEST and self._held <= ROOM:
+                message = await receive()
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                self._held += len(parts[-1])
+                more = message["type"] == "http.disconnect" or message.get("more_body", False)
+                if message["type"] == "http.disconnect":
+                    break
+            yield None if more or size > LARGEST else b"".join(parts)
+        finally:
+            self._held -= size
+
+    async def _post(self, scope: Scope, body: bytes | None, receive: Receive, send: Send) -> None:
+        message = _message(body)
         if message is None:
             problem = {"code": -32700, "message": "this is no JSON-RPC message, or a very large one"}
             await _send(send, 400, {"jsonrpc": "2.0", "id": None, "error": problem})
@@ -159,7 +183,12 @@ class _App:
             answer["result"] = await self._answer((session, _key(number)), method, parameters, receive)
         except _Refused as refused:
             answer["error"] = {"code": refused.code, "message": str(refused)}
-        await _send(send, 200, answer, headers)
+        try:
+            await _send(send, 200, answer, headers)
+        except (ValueError, RecursionError):
+            said = {"code": -32603, "message": "the tool's answer cannot be written as JSON"}
+            known = number if isinstance(number, str | int) else None
+            await _send(send, 200, {"jsonrpc": "2.0", "id": known, "error": said}, headers)
 
     async def _answer(self, key: tuple[str, Any], method: str, parameters: JsonObject, receive: Receive) -> JsonObject:
         if method == "initialize":
@@ -208,6 +237,8 @@ class _App:
         except ToolError as failed:
             error = str(failed)
             said = _said(failed)
+        except UsageError as wrong:
+            error = said = str(wrong)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
                 await self._note(name, arguments, started, None, "the call was cancelled; it may have run")
@@ -252,31 +283,16 @@ async def _until_gone(receive: Receive, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-async def _body(receive: Receive) -> bytes | None:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > LARGEST:
-            return None
-        if not message.get("more_body"):
-            return b"".join(parts)
-
-
 def _message(body: bytes | None) -> JsonObject | None:
     try:
-        message = json.loads(body or b"")
+        message = json.loads(body or b"", parse_constant=str)
     except (ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) else None
 
 
 async def _send(send: Send, status: int, value: JsonObject | None, more: Mapping[bytes, bytes] | None = None) -> None:
-    body = b"" if value is None else json.dumps(value).encode()
+    body = b"" if value is None else json.dumps(value, allow_nan=False).encode()
     headers = {b"content-type": b"application/json", b"content-length": str(len(body)).encode(), **(more or {})}
     await send({"type": "http.response.start", "status": status, "headers": list(headers.items())})
     await send({"type": "http.response.body", "body": body})

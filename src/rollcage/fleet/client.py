@@ -12,12 +12,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
-import httpx
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import SecretStr, ValidationError
 
 from rollcage.errors import UsageError
-from rollcage.fleet import sdk
+from rollcage.fleet import guarded, sdk
 from rollcage.fleet.environment import RemoteEnvironment
 from rollcage.fleet.errors import FleetError, InstanceLost, KeyRefused, QuotaReached, UnknownEnvironment
 from rollcage.fleet.tools import FleetMCPTools, check_addresses
@@ -42,7 +41,7 @@ async def open(env_key: str, *, api_key: str | SecretStr = "", **options: Any) -
     key, base_url = credentials(api_key, chosen.base_url)
     # Without a run id of its own, an instance whose creation was interrupted could not be told from others.
     run_id = chosen.run_id or f"rollcage-{uuid.uuid4().hex}"
-    async with httpx.AsyncClient(timeout=chosen.request_timeout_s) as http:
+    async with guarded.client(timeout=chosen.request_timeout_s) as http:
         client = sdk.fleet(key, base_url, http)
         made: list[sdk.Instance] = []
         try:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollcage._packing import tamed
 from rollcage.fleet.errors import ToolConflict
 from rollcage.fleet.types import RESERVED, Conflict, OnConflict, Tool
 from rollcage.types import JsonObject
@@ -69,8 +70,13 @@ class Union:
 
     def add(self, endpoint: str, tools: Sequence[JsonObject]) -> None:
         """The tools of the next endpoint, in order of precedence."""
-        for raw in tools:
-            original = str(raw.get("name", ""))
+        for given in tools:
+            # Nobody vouches for what an endpoint says: what is nested too deep, or no text, could not be passed on.
+            raw: JsonObject = tamed(given)
+            original = raw.get("name")
+            if not isinstance(original, str) or not original:
+                self.withheld.append(f"{endpoint}: a tool without a name")
+                continue
             plain = offered_name(original)
             if plain in RESERVED:
                 self.withheld.append(f"{endpoint}: {original}")
@@ -81,7 +87,9 @@ class Union:
 
     def find(self, name: str) -> Tool | None:
         """The tool to be called by this name: the offered one, or its own where that is another."""
-        return self.tools.get(name) or self.tools.get(offered_name(name))
+        found = self.tools.get(name) or self.tools.get(offered_name(name))
+        # Another tool may have been offered under the name that this one would have had.
+        return found if found and name in (found.name, found.original) else None
 
     def _offer(self, name: str, endpoint: str, raw: JsonObject) -> None:
         openai = convert_tool_format(raw, name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Awaitable, Callable
 from typing import Literal, TypeVar
 
@@ -18,6 +17,8 @@ T = TypeVar("T")
 
 PAGES = 250
 """Pages of tools that are read at most."""
+MOST = 10_000
+"""Tools that an endpoint may have."""
 
 _PASSING = (0, 404, 408, 425, 429, 503)
 """Statuses that may be others in a moment; 0 is no answer at all."""
@@ -66,21 +67,29 @@ class Endpoint:
             cursor: str | None = None
             for _ in range(PAGES):
                 result = await session.request("tools/list", {"cursor": cursor} if cursor else {})
-                tools += [tool for tool in result.get("tools") or [] if isinstance(tool, dict)]
+                listed = result.get("tools")
+                tools += [tool for tool in listed if isinstance(tool, dict)] if isinstance(listed, list) else []
+                if len(tools) > MOST:
+                    raise RpcError({"message": f"there are more than {MOST}"})
                 following = result.get("nextCursor")
                 if not following or following == cursor:
                     break
                 cursor = str(following)
             return tools
 
+        seconds = self._options.connect_timeout_s
         try:
-            self.tools = await self.ask(pages, repeatable=True)
+            with anyio.fail_after(seconds):
+                self.tools = await self.ask(pages, repeatable=True)
         except RpcError as error:
             raise self._down(Broken(f"cannot list its tools: {error}", may_have_run=False)) from error
+        except TimeoutError:
+            raise self._down(Broken(f"its tools were not listed within {seconds:g} s", may_have_run=False)) from None
 
     async def ask(self, work: Callable[[Session], Awaitable[T]], *, repeatable: bool = False) -> T:
         """Do something in its session. It is done again only where it cannot have been done, or may be done twice."""
-        for attempt in itertools.count(1):
+        attempt, forgotten = 1, False
+        while True:
             session: Session | None = None
             try:
                 session = await self._opened()
@@ -88,15 +97,17 @@ class Endpoint:
             except Broken as broken:
                 if broken.session_gone and self._session is session:
                     self._session = None
+                # Only the session is gone: the endpoint itself is there (again), so there is nothing to wait for.
+                if broken.session_gone and not forgotten:
+                    forgotten = True
+                    continue
                 if attempt >= self._options.attempts or not self._again(broken, repeatable):
                     raise self._down(broken) from broken
-                # Only the session is gone: the endpoint itself is there, so there is nothing to wait for.
-                if not broken.session_gone or attempt > 1:
-                    await anyio.sleep(min(0.1 * 2**attempt, 2.0))
+                await anyio.sleep(min(0.1 * 2**attempt, 2.0))
+                attempt += 1
             else:
                 self.status, self.error, self._served = "serving", "", True
                 return result
-        raise AssertionError("unreachable")
 
     async def close(self) -> None:
         """End its session."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import anyio
 import httpx
 
 from rollcage.errors import UsageError
@@ -71,40 +73,53 @@ class RemoteEnvironment:
             remedy = "read it through its tools or its database (env.sdk.instance.db)"
             raise NotOffered(f"{self.key} does not tell its state on its HTTP plane; {remedy}")
         answer = self._good(response, "state")
-        known = {name: answer.pop(name) for name in ("episode_id", "step_count") if name in answer}
-        return State(**known, more=answer)
+        episode, steps = answer.pop("episode_id", None), answer.pop("step_count", 0)
+        return State(
+            episode_id=None if episode is None else str(episode)[:200],
+            step_count=steps if isinstance(steps, int) else 0,
+            more=answer,
+        )
 
-    async def verify(self, function: str | Callable[..., Any], name: str = "") -> float:
+    async def verify(
+        self, function: str | Callable[..., Any], name: str = "", *, timeout_s: float | None = None
+    ) -> float:
         """The reward that a verifier gives when it runs beside the environment's data.
 
         `function`: its source, or the function itself; it gets the data before and after. A verifier that breaks is
-        VerifierFailed, never 0.
+        VerifierFailed, never 0. `timeout_s`: `request_timeout_s` unless given.
         """
         source = function if isinstance(function, str) else inspect.getsource(function)
         name = name or (getattr(function, "__name__", "") if not isinstance(function, str) else "") or "verify"
         body = {"function_code": source, "function_name": name, "text_solution": None}
-        response = await self._request("POST", "/execute_verifier_function", body)
+        response = await self._request("POST", "/execute_verifier_function", body, timeout_s)
         answer = self._good(response, "verify")
         result = answer.get("result")
         if answer.get("success") is not True:
             said = answer.get("error") or answer.get("message") or "no reason"
             raise VerifierFailed(f"{self.key}: the verifier {name!r} did not run to its end: {str(said)[:1000]}")
-        if isinstance(result, bool | int | float) and math.isfinite(result):
-            return float(result)
-        raise VerifierFailed(f"{self.key}: the verifier {name!r} gave {result!r}, which is no reward")
+        reward = number_of(result)
+        if reward is None or not math.isfinite(reward):
+            raise VerifierFailed(f"{self.key}: the verifier {name!r} gave {reprlib.repr(result)}, which is no reward")
+        return reward
 
-    async def _request(self, method: str, path: str, body: JsonObject | None) -> httpx.Response:
+    async def _request(
+        self, method: str, path: str, body: JsonObject | None, timeout_s: float | None = None
+    ) -> httpx.Response:
         """Ask the instance's manager; the SDK adds the runner token."""
         if self.lost:
             raise InstanceLost(f"{self.key}: instance {self.instance_id} is gone ({self.lost}); provision another")
-        seconds = self._options.request_timeout_s
+        seconds = timeout_s or self._options.request_timeout_s
         try:
-            response: httpx.Response = await self._instance.instance.client.request(
-                method, path, json=body, timeout=seconds
-            )
-        except httpx.TimeoutException as error:
+            # httpx counts from byte to byte; who sends one now and then would never be late.
+            with anyio.fail_after(seconds):
+                response: httpx.Response = await self._instance.instance.client.request(
+                    method, path, json=body, timeout=seconds
+                )
+        except (httpx.TimeoutException, TimeoutError) as error:
             message = f"{self.key}: no answer to {path} within {seconds:g} s; raise request_timeout_s, or try again"
             raise FleetError(message) from error
+        except httpx.DecodingError as error:
+            raise FleetError(f"{self.key}: the answer to {path} cannot be read: {error}") from error
         except httpx.HTTPError as error:
             raise await self._gone(f"{type(error).__name__}: {error}") from error
         if response.status_code == 404 and not await self._alive():
@@ -114,18 +129,19 @@ class RemoteEnvironment:
     async def _alive(self) -> bool:
         """Whether the manager is there at all: where it is not (or the token is wrong), everything is 404."""
         try:
-            response = await self._instance.instance.client.request("GET", "/health", timeout=10)
-        except httpx.HTTPError:
+            with anyio.fail_after(10):
+                response = await self._instance.instance.client.request("GET", "/health", timeout=10)
+        except (httpx.HTTPError, TimeoutError):
             return False
         return bool(response.status_code < 400)
 
     async def _gone(self, reason: str) -> FleetError:
         try:
-            with told(f"look at instance {self.instance_id}"):
+            with told(f"look at instance {self.instance_id}"), anyio.fail_after(30):
                 status = (await self._client.instance(self.instance_id)).status
         except InstanceLost:
             status = "unknown to the service"
-        except FleetError:
+        except (FleetError, TimeoutError):
             status = "out of reach, and so is the service"
         if status == "running":
             remedy = "it runs, so check the network to it, and RUNNER_AUTH_TOKEN if that is set"
@@ -142,10 +158,18 @@ class RemoteEnvironment:
         return answer
 
 
+def number_of(said: Any) -> float | None:
+    """What an environment calls a reward, as a number; null where it is none. It may be infinite or none (NaN)."""
+    try:
+        return float(said) if isinstance(said, bool | int | float) else None
+    except OverflowError:
+        return math.inf
+
+
 def _json(response: httpx.Response) -> JsonObject:
     try:
         answer = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return {"message": response.text[:500]}
     return answer if isinstance(answer, dict) else {"result": answer}
 
@@ -153,7 +177,7 @@ def _json(response: httpx.Response) -> JsonObject:
 def _step_result(answer: JsonObject, message: str = "") -> StepResult:
     shown = answer.get("observation")
     reward, done = answer.get("reward"), bool(answer.get("done"))
-    number = float(reward) if isinstance(reward, bool | int | float) else None
+    number = number_of(reward)
     metadata = shown if isinstance(shown, dict) else {} if shown is None else {"observation": shown}
     observation = Observation(done=done, reward=number, metadata=metadata)
     return StepResult(observation=observation, reward=number, done=done, message=message)

@@ -30,6 +30,8 @@ from rollcage.fleet.types import EnvironmentInfo, Options
 
 TRIES = 5
 """How often a creation is asked for at most."""
+LIST_S = 60.0
+"""How long a list may take."""
 POLL_S = 1.0
 """How often an instance that still boots is looked at."""
 
@@ -84,7 +86,7 @@ def fleet(api_key: SecretStr, base_url: str, http: httpx.AsyncClient) -> Fleet:
 
 async def environments(client: Fleet) -> list[EnvironmentInfo]:
     """What the service offers."""
-    with told("list the environments"):
+    with told("list the environments"), _in_time():
         listed = await client.list_envs()
     return [
         EnvironmentInfo(
@@ -100,7 +102,7 @@ async def environments(client: Fleet) -> list[EnvironmentInfo]:
 
 async def instances(client: Fleet) -> list[Instance]:
     """What runs or boots right now under this key."""
-    with told("list the instances"):
+    with told("list the instances"), _in_time():
         listed = await client.instances()
     return [one for one in listed if one.status in ("pending", "running")]
 
@@ -183,9 +185,18 @@ def told(what: str, env_key: str = "", *, creating: bool = False) -> Iterator[No
     except Exception as error:
         if "FleetError" in _kinds(error):
             raise _ours(error, what, env_key, creating) from error
-        if isinstance(error, ValueError | TypeError | KeyError):
+        if isinstance(error, ValueError | TypeError | LookupError | AttributeError | RecursionError):
             raise FleetError(f"cannot {what}: the service's answer was not understood ({_said(error)})") from error
         raise
+
+
+@contextmanager
+def _in_time() -> Iterator[None]:
+    try:
+        with anyio.fail_after(LIST_S):
+            yield
+    except TimeoutError as error:
+        raise FleetError(f"no answer from the service within {LIST_S:g} s; try again later") from error
 
 
 def _kinds(error: BaseException) -> set[str]:

@@ -20,7 +20,8 @@ from typing import Any
 import anyio
 import httpx
 
-from rollcage.fleet.wire import LARGEST, EventReader, Malformed, message_of
+from rollcage.fleet.guarded import TooLarge
+from rollcage.fleet.wire import EventReader, Malformed, message_of
 from rollcage.types import JsonObject
 
 PROTOCOL = "2025-11-25"
@@ -30,6 +31,8 @@ _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.
 _RESUMES = 3
 _GOODBYE_S = 2.0
 _DRAIN_S = 0.2
+_BACKGROUND = 16
+"""Answers to what the endpoint asks that are under way at most; beyond that it gets none."""
 
 
 class Broken(Exception):
@@ -80,10 +83,10 @@ class Session:
             "clientInfo": {"name": "rollcage", "version": own_version()},
         }
         result = await self.request("initialize", parameters)
-        self.protocol = str(result.get("protocolVersion", ""))
+        self.protocol = _header(str(result.get("protocolVersion", "")))[:40]
         info = result.get("serverInfo")
         if isinstance(info, dict):
-            self.server = f"{info.get('name', '')} {info.get('version', '')}".strip()
+            self.server = f"{info.get('name', '')} {info.get('version', '')}".strip()[:200]
         self._headers["mcp-protocol-version"] = self.protocol
         await self._tell("notifications/initialized", {})
 
@@ -120,7 +123,7 @@ class Session:
     async def _exchange(self, body: JsonObject, answer: _Answer) -> None:
         async with self._sent("POST", body) as response:
             if body["method"] == "initialize" and "mcp-session-id" in response.headers:
-                self._headers["mcp-session-id"] = response.headers["mcp-session-id"]
+                self._headers["mcp-session-id"] = _header(response.headers["mcp-session-id"])
                 self.has_id = True
             await self._take(response, answer)
         # A server that numbers its events lets a cut stream be read on; the request is not sent again.
@@ -156,10 +159,14 @@ class Session:
                 yield response
             finally:
                 await response.aclose()
+        except TooLarge as error:
+            raise RpcError({"message": f"{error} and was not read; ask for less"}) from error
         except _NOT_SENT as error:
             raise Broken(_reason(error), may_have_run=False) from error
         except (httpx.HTTPError, httpx.StreamError, Malformed) as error:
             raise Broken(_reason(error), may_have_run=True) from error
+        except httpx.InvalidURL as error:
+            raise Broken(_reason(error), status=400, may_have_run=False) from error
 
     async def _refusal(self, response: httpx.Response) -> Broken | RpcError:
         status, text = response.status_code, ""
@@ -184,14 +191,7 @@ class Session:
         if response.headers.get("content-type", "").lower().startswith("text/event-stream"):
             await self._take_events(response, answer)
             return
-        parts: list[bytes] = []
-        size = 0
-        async for chunk in response.aiter_bytes():
-            parts.append(chunk)
-            size += len(chunk)
-            if size > LARGEST:
-                raise Malformed(f"the answer is larger than {LARGEST} bytes")
-        self._message(message_of(b"".join(parts)), answer)
+        self._message(message_of(await response.aread()), answer)
 
     async def _take_events(self, response: httpx.Response, answer: _Answer) -> None:
         reader = EventReader()
@@ -199,7 +199,7 @@ class Session:
         try:
             async for chunk in chunks:
                 for event in reader.feed(chunk):
-                    answer.last_event = event.id or answer.last_event
+                    answer.last_event = _header(event.id) or answer.last_event
                     answer.retry_s = answer.retry_s if event.retry_s is None else min(event.retry_s, 30.0)
                     if event.data:
                         self._message(message_of(event.data), answer)
@@ -209,6 +209,8 @@ class Session:
             with anyio.move_on_after(_DRAIN_S):
                 async for _ in chunks:
                     pass
+        except TooLarge:
+            raise
         except httpx.HTTPError:
             # A cut stream can be read on where its events are numbered.
             if answer.message is None and not answer.last_event:
@@ -219,7 +221,8 @@ class Session:
             if message.get("id") == answer.id:
                 answer.message = message
         elif "id" in message:
-            self._spawn(self._reply(message))
+            if len(self._background) < _BACKGROUND:
+                self._spawn(self._reply(message))
         elif message["method"] == "notifications/tools/list_changed":
             self.tools_changed = True
 
@@ -256,6 +259,11 @@ def _moved(response: httpx.Response) -> httpx.URL | None:
     old = response.request.url
     new = old.join(response.headers.get("location", ""))
     return new if (new.scheme, new.host, new.port) == (old.scheme, old.host, old.port) and new != old else None
+
+
+def _header(said: str) -> str:
+    """What an endpoint said, as it may go back to it in a header: nothing, where it is no text for one."""
+    return said if said.isascii() and said.isprintable() and len(said) <= 1000 else ""
 
 
 def _reason(error: Exception) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import itertools
+import json
 import time
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,8 +17,10 @@ import anyio
 import httpx
 from pydantic import SecretStr
 
+from rollcage._packing import tamed
 from rollcage.errors import UsageError
-from rollcage.fleet.convert import Union
+from rollcage.fleet import guarded
+from rollcage.fleet.convert import LONGEST, Union
 from rollcage.fleet.endpoint import Endpoint
 from rollcage.fleet.errors import EndpointDown, ToolError, ToolFailed, ToolNotFound, ToolTimeout
 from rollcage.fleet.session import RpcError, Session
@@ -25,6 +29,8 @@ from rollcage.types import JsonObject
 
 KEEPALIVE_S = 4.0
 """Idle connections are given up before common servers (5 s) close them under a request."""
+RELIST_S = 5.0
+"""How long a list of tools is believed when a tool is called that is not in it."""
 
 
 class FleetMCPTools:
@@ -42,13 +48,14 @@ class FleetMCPTools:
     ) -> None:
         self._key = api_key if isinstance(api_key, SecretStr) else SecretStr(api_key)
         self._options = options or Options(endpoints={})
+        check_addresses(list(mcp_urls.values() if isinstance(mcp_urls, Mapping) else mcp_urls))
         self._urls = dict(mcp_urls) if isinstance(mcp_urls, Mapping) else {endpoint_name(url): url for url in mcp_urls}
-        check_addresses(self._urls.values())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._http: httpx.AsyncClient | None = None
         self._endpoints: dict[str, Endpoint] = {}
         self._union: Union | None = None
         self._listing = anyio.Lock()
+        self._asked_at = 0.0
 
     async def list_tools(self, *, refresh: bool = False) -> ListToolsAction:
         """The union over all endpoints that serve. Endpoints that were down are asked again; `refresh` asks all.
@@ -75,8 +82,8 @@ class FleetMCPTools:
         seconds = self._options.call_timeout_s if timeout_s is None else timeout_s
         if not seconds > 0:
             raise UsageError("timeout_s: a number of seconds greater than 0 is needed")
+        given = _writable(arguments or {})
         self._here()
-        given = dict(arguments or {})
         started, tool, sent = time.monotonic(), None, False
 
         async def work(session: Session) -> JsonObject:
@@ -146,7 +153,7 @@ class FleetMCPTools:
         # Certificates cost 40 ms to load, once; without TLS there is nothing to verify.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEEPALIVE_S)
         timeout = httpx.Timeout(None, connect=10.0)
-        self._http = httpx.AsyncClient(verify=secure, timeout=timeout, limits=limits)
+        self._http = guarded.client(verify=secure, timeout=timeout, limits=limits)
         key = self._key.get_secret_value().strip()
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self._endpoints = {
@@ -159,6 +166,7 @@ class FleetMCPTools:
             if self._union and not asked:
                 return self._union
             await self._ask(asked)
+            self._asked_at = anyio.current_time()
             serving = [endpoint for endpoint in self._endpoints.values() if endpoint.status == "serving"]
             if not serving:
                 self._union = None
@@ -188,17 +196,19 @@ class FleetMCPTools:
         tool = self._union.find(name) if self._union else None
         if tool is not None:
             return tool
-        # The endpoints may have others by now.
-        union = await self._listed(refresh=self._union is not None)
+        # The endpoints may have others by now; but who asks for nonsense time and again does not ask them each time.
+        old = anyio.current_time() - self._asked_at > RELIST_S
+        union = await self._listed(refresh=self._union is not None and old)
         tool = union.find(name)
         if tool is None:
             raise self._not_found(name, union)
         return tool
 
     def _not_found(self, name: str, union: Union) -> ToolNotFound:
-        message = f"no tool {name!r} on {', '.join(repr(known) for known in self._endpoints)}"
-        near = difflib.get_close_matches(name, union.tools, n=3)
-        known = ", ".join(union.tools) or "none"
+        message = f"no tool {name[:LONGEST]!r} on {', '.join(repr(known) for known in self._endpoints)}"
+        # Comparing takes longer the longer the name is, and whoever calls may be hostile.
+        near = difflib.get_close_matches(name[:LONGEST], itertools.islice(union.tools, 1000), n=3)
+        known = ", ".join(itertools.islice(union.tools, 50)) or "none"
         message += f"; did you mean {' or '.join(near)}?" if near else f"; there are: {known}"
         down = [endpoint.name for endpoint in self._endpoints.values() if endpoint.status == "down"]
         if down:
@@ -231,7 +241,12 @@ def check_addresses(urls: Collection[str]) -> None:
     if not urls:
         raise UsageError("endpoints: no MCP endpoint is given; name at least one")
     for url in urls:
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        try:
+            parts = urlsplit(url)
+            right = parts.scheme in ("http", "https") and parts.port != 0 and bool(httpx.URL(url).host)
+        except (ValueError, httpx.InvalidURL):
+            right = False
+        if not right:
             raise UsageError(f"endpoints: {url!r} is no http address")
 
 
@@ -241,9 +256,20 @@ def endpoint_name(url: str) -> str:
     return parts.path.strip("/") or parts.netloc
 
 
+def _writable(arguments: Mapping[str, Any]) -> JsonObject:
+    given = dict(arguments)
+    try:
+        json.dumps(given, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"arguments: they cannot be written as JSON ({error})") from error
+    return given
+
+
 def _result(tool: Tool, answer: JsonObject, seconds: float) -> ToolResult:
-    content = [block for block in answer.get("content") or [] if isinstance(block, dict)]
-    meta = answer.get("_meta")
+    # Nobody vouches for what a tool says: what is nested too deep, or no text, could not be passed on.
+    answer = tamed(answer)
+    blocks, meta = answer.get("content"), answer.get("_meta")
+    content = [block for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
     return ToolResult(
         tool=tool.name,
         endpoint=tool.endpoint,
@@ -256,7 +282,8 @@ def _result(tool: Tool, answer: JsonObject, seconds: float) -> ToolResult:
 
 
 def _failed(tool: Tool, arguments: JsonObject, result: ToolResult) -> ToolFailed:
-    message = f"tool {tool.name!r} on endpoint {tool.endpoint!r} failed: {result.text.strip() or 'it did not say why'}"
+    said = result.text.strip()[:2000] or "it did not say why"
+    message = f"tool {tool.name!r} on endpoint {tool.endpoint!r} failed: {said}"
     problem = _problem(tool.input_schema, arguments)
     if problem:
         message += f"; the arguments do not fit its schema: {problem}"

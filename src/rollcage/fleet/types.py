@@ -54,7 +54,7 @@ class Options(Value):
     call_timeout_s: float = Field(default=90.0, gt=0)
     """The wall-clock time of one tool call, connecting and retries included."""
     connect_timeout_s: float = Field(default=30.0, gt=0)
-    """How long an endpoint may take to answer its first request."""
+    """How long an endpoint may take to answer its first request, and to list its tools."""
     attempts: int = Field(default=4, ge=1, le=20)
     """How often a call is sent at most. It is sent again only where it cannot have run."""
 
@@ -156,7 +156,7 @@ class ToolsReport(Value):
     on_conflict: OnConflict
     conflicts: list[Conflict] = []
     withheld: list[str] = []
-    """Tools that are not offered because their names belong to the HTTP plane."""
+    """Tools that are not offered: their names belong to the HTTP plane, or they have none."""
 
     @property
     def status(self) -> Literal["unknown", "whole", "partial", "down"]:

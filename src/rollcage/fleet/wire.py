@@ -9,12 +9,9 @@ from typing import NamedTuple
 
 from rollcage.types import JsonObject
 
-LARGEST = 64 * 1024 * 1024
-"""Bytes of one answer; screenshots are large, but an endpoint shall not fill our memory."""
-
 
 class Malformed(ValueError):
-    """This is no JSON-RPC, or too much of it."""
+    """This is no JSON-RPC."""
 
 
 class ServerEvent(NamedTuple):
@@ -29,22 +26,26 @@ class ServerEvent(NamedTuple):
 class EventReader:
     """Bytes in, events out, however they are cut."""
 
-    _rest: bytes = b""
+    _rest: list[bytes] = field(default_factory=list)
+    _carriage: bool = False
     _data: list[str] = field(default_factory=list)
     _id: str = ""
     _retry: float | None = None
-    _size: int = 0
 
     def feed(self, chunk: bytes) -> Iterator[ServerEvent]:
         """The events that are whole now."""
-        self._size += len(chunk)
-        if self._size > LARGEST:
-            raise Malformed(f"the answer is larger than {LARGEST} bytes")
-        # A lone CR may be half of a CRLF that was cut; leave it for the next chunk.
-        whole = self._rest + chunk
-        held = whole[-1:] if whole.endswith(b"\r") else b""
-        lines = whole[: len(whole) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        self._rest = lines.pop() + held
+        if not chunk:
+            return
+        # The CR of a CRLF that was cut has ended its line already.
+        start = 1 if self._carriage and chunk.startswith(b"\n") else 0
+        self._carriage = chunk.endswith(b"\r")
+        lines = chunk[start:].replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        # Pieces of a long line are put together once, at its end.
+        self._rest.append(lines.pop(0))
+        if not lines:
+            return
+        lines.insert(0, b"".join(self._rest))
+        self._rest = [lines.pop()]
         for line in lines:
             event = self._line(line.decode("utf-8", "replace"))
             if event:
@@ -62,7 +63,7 @@ class EventReader:
             self._data.append(value)
         elif name == "id" and "\0" not in value:
             self._id = value
-        elif name == "retry" and value.isdigit():
+        elif name == "retry" and value.isascii() and value.isdigit() and len(value) < 10:
             self._retry = int(value) / 1000
         return None
 
@@ -70,7 +71,10 @@ class EventReader:
 def message_of(text: str | bytes) -> JsonObject:
     """One JSON-RPC message."""
     try:
-        message = json.loads(text)
+        # NaN and its like are no JSON either, but common; as text they can be passed on to anybody.
+        message = json.loads(text, parse_constant=str)
+    except RecursionError as error:
+        raise Malformed("the answer is nested too deep") from error
     except ValueError as error:
         raise Malformed("the answer is no JSON") from error
     if not isinstance(message, dict):

@@ -37,6 +37,8 @@ class DeskTools:
 
     def __init__(self, desk: Desk, faults: Faults) -> None:
         self._desk, self._faults = desk, faults
+        self.begun: list[str] = []
+        """Calls that have arrived, whatever became of them."""
         self.calls: list[str] = []
         self.stopped: list[str] = []
         """Calls that were cancelled while they hung."""
@@ -100,6 +102,10 @@ class DeskTools:
         return {"x": 0, "y": 0} if action == "cursor_position" else {"waited": True}
 
     async def _begin(self, name: str) -> None:
+        self.begun.append(name)
+        self._faults.moved()
+        while name in self._faults.held:
+            await self._faults.wait()
         if name in self._faults.hanging:
             try:
                 await anyio.sleep_forever()

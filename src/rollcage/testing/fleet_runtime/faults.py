@@ -35,6 +35,8 @@ class Faults:
     """Endpoints number their events, so that a dropped answer can be read on (for instances from now on)."""
     hanging: set[str] = field(default_factory=set)
     """Tools that never answer."""
+    held: set[str] = field(default_factory=set)
+    """Tools that do not answer before they are let go (`release`)."""
     slow_tools: dict[str, float] = field(default_factory=dict)
     """Tools that take so many seconds."""
     reset_refused: dict[str, str] = field(default_factory=dict)
@@ -43,6 +45,10 @@ class Faults:
     """Environments whose reset ends with this HTTP status."""
     offers_step: bool = False
     """Managers offer step and state, which Fleet's own do not."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """What a manager tells as its state, beside or instead of the usual."""
+    dripping: set[str] = field(default_factory=set)
+    """Paths of instances that answer with a space every tenth of a second, without end."""
     verifiers: frozenset[str] | None = None
     """Only these verifiers are run, by their source; none: whatever is sent, as this user."""
     _news: anyio.Event = field(default_factory=anyio.Event)
@@ -51,6 +57,11 @@ class Faults:
         """Something happened that a test may wait for."""
         news, self._news = self._news, anyio.Event()
         news.set()
+
+    def release(self) -> None:
+        """Let the tools that were held go on."""
+        self.held.clear()
+        self.moved()
 
     async def wait(self) -> None:
         """Wait until something happens at some desk."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import anyio
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, StreamingResponse
 
 from rollcage.testing.fleet_runtime.desk import Desk
 from rollcage.testing.fleet_runtime.desk_tools import DeskTools
@@ -40,6 +40,8 @@ class LocalInstance:
         self.beats = 0
         """Heartbeats that came."""
         self.alive_until: float | None = None
+        self.away = False
+        """Whether it is between the two halves of a restart."""
         self.settled = anyio.Event()
         """Set once it runs or has failed."""
         self.tools: DeskTools | None = None
@@ -80,8 +82,11 @@ class LocalInstance:
     async def restart(self, down_s: float = 0.0) -> None:
         """All of its servers go away and come back, with every session forgotten; the desk's data stays."""
         await self._down()
+        self.away = True
+        self._faults.moved()
         await anyio.sleep(down_s)
         await self._serve()
+        self.away = False
 
     @property
     def root(self) -> str:
@@ -114,7 +119,9 @@ class LocalInstance:
         """One request to the instance."""
         path, headers = scope["path"].rstrip("/"), dict(scope["headers"])
         name = path.strip("/")
-        if name in ENDPOINTS:
+        if path in self._faults.dripping:
+            await StreamingResponse(_drops(), media_type="application/json")(scope, receive, send)
+        elif name in ENDPOINTS:
             await self._mcp_request(name, scope, receive, send)
         elif _GATED.match(path) and headers.get(b"x-runner-token", b"").decode() == self._token:
             await self._manager_app(scope, receive, send)
@@ -185,6 +192,12 @@ class LocalInstance:
                 self._mcp[name] = app
             ready.set()
             await leave.wait()
+
+
+async def _drops() -> AsyncIterator[bytes]:
+    while True:
+        yield b" "
+        await anyio.sleep(0.1)
 
 
 def _event_store() -> Any:

@@ -40,6 +40,11 @@ class Listener:
             listener.close()
             message = f"the local Fleet cannot listen on 127.0.0.1:{self.port} ({error.strerror})"
             raise SetupError(f"{message}: choose another port, or 0 for any that is free") from error
+        await self.start_on(listener)
+        self.port = listener.getsockname()[1]
+
+    async def start_on(self, listener: socket.socket) -> None:
+        """Answer on a socket that is there already."""
         config = uvicorn.Config(
             self._app, http=_QuietProtocol, lifespan="off", ws="none", log_config=None, server_header=False
         )
@@ -48,7 +53,6 @@ class Listener:
         server.lifespan = config.lifespan_class(config)
         # Its startup alone: serve() would take over the process's signals and wake up ten times a second.
         await server.startup(sockets=[listener])
-        self.port = listener.getsockname()[1]
         self._server = server
 
     async def stop(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rollcage.testing.fleet_runtime.desk import Desk
@@ -86,7 +86,8 @@ class Manager:
     async def _state(self, request: Request) -> JSONResponse:
         if not self._faults.offers_step:
             return JSONResponse({"detail": "Not Found"}, status_code=404)
-        return JSONResponse({"episode_id": f"episode-{self._episodes}", "step_count": self._steps, "desk": "open"})
+        usual = {"episode_id": f"episode-{self._episodes}", "step_count": self._steps, "desk": "open"}
+        return JSONResponse({**usual, **self._faults.state})
 
     async def _resources(self, request: Request) -> JSONResponse:
         modes = {"current": "rw", "seed": "ro"}
@@ -119,7 +120,7 @@ class Manager:
             said = {"success": False, "error": str(error), "message": "the query failed"}
         return JSONResponse(said)
 
-    async def _verify(self, request: Request) -> JSONResponse:
+    async def _verify(self, request: Request) -> Response:
         """In a process of its own, with a time limit. It is no sandbox: whoever may ask already runs code here."""
         asked = await request.json()
         if self._faults.verifiers is not None and asked["function_code"] not in self._faults.verifiers:
@@ -145,7 +146,9 @@ class Manager:
             error = f"the verifier took longer than {VERIFIER_S:g} s"
         except (ValueError, IndexError):
             error = "the verifier's result is no JSON"
-        return JSONResponse({"success": error is None, "result": result, "error": error, "message": error or "ok"})
+        answer = {"success": error is None, "result": result, "error": error, "message": error or "ok"}
+        # Whatever the verifier gave, NaN included: judging it is the client's business.
+        return Response(json.dumps(answer), media_type="application/json")
 
 
 def _table(database: sqlite3.Connection, name: str, sql: str) -> dict[str, Any]:
