@@ -20,6 +20,14 @@ from served import served  # noqa: E402
 PICTURES = ROOT / "docs" / "pictures"
 SIZES = {"desktop": (1280, 860), "phone": (390, 844)}
 VIEWS = ("runs", "groups", "transcript", "tokens", "commands", "files", "reward", "try", "environments", "tools")
+PARTS = {
+    "transcript": ".message .diff",
+    "tokens": ".tokentext",
+    "commands": ".commands details",
+    "files": "details.file",
+    "reward": ".checks li",
+}
+"""What each part of a rollout shows when it is there."""
 BROKEN = {"instruction": "Install the tools.", "setup": ["pip install no-such-tool"], "task_id": "tools"}
 
 
@@ -40,6 +48,8 @@ async def main() -> None:
             await client.start(**BROKEN, endpoint="scripted")  # type: ignore[arg-type]
             for rollout_id in ids:
                 await client.wait(rollout_id)
+            # One that is still at it.
+            await client.start("sleep 600", agent="shell", endpoint="scripted", task_id="sleeper")
             async with chromium() as browser:
                 for size, (width, height) in SIZES.items():
                     async with tab(browser, f"{server.url}/web/", width=width, height=height) as watched:
@@ -49,22 +59,27 @@ async def main() -> None:
 
 
 async def _look(page: object, url: str, view: str, rollout_id: str) -> None:
+    """Go to a view, and wait for what it shows."""
     from playwright.async_api import Page
 
     assert isinstance(page, Page)
-    if view == "runs":
-        await page.goto(f"{url}/web/#/")
-        await page.get_by_label("Group by task").uncheck()
-    elif view == "groups":
-        await page.get_by_label("Group by task").check()
-    elif view in ("try", "environments"):
-        await page.goto(f"{url}/web/#/{view}")
-    elif view == "tools":
-        await page.goto(f"{url}/web/#/environments/fleet%3Aticket-desk")
-        await page.wait_for_timeout(2000)
-    else:
-        await page.goto(f"{url}/web/#/rollouts/{rollout_id}/{view}")
-    await page.wait_for_timeout(900)
+    address, shown = {
+        "runs": ("", ".row"),
+        "groups": ("?group=1", ".row.group"),
+        "try": ("try", ".examples button[aria-pressed=true]"),
+        "environments": ("environments", ".places li"),
+        "tools": ("environments/fleet%3Aticket-desk", ".workbench form"),
+    }.get(view, (f"rollouts/{rollout_id}/{view}", PARTS.get(view, "")))
+    await page.goto(f"{url}/web/#/{address}")
+    await page.locator(shown).first.wait_for()
+    if view == "tools":
+        await page.get_by_role("button", name="search_tickets").click()
+        await page.get_by_label("text").fill("charged twice")
+        await page.get_by_role("button", name="Call").click()
+        await page.get_by_role("article").first.wait_for()
+        await page.evaluate("scrollTo(0, 0)")
+    # Nothing that comes is waited for; this is for what fades.
+    await page.wait_for_timeout(500)
 
 
 if __name__ == "__main__":

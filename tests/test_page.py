@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -33,7 +32,7 @@ from rollcage.events import (
     TurnEnded,
 )
 from rollcage.types import Alternative, CommandResult, Endpoint, Job, Outcome, Stage, Task, Token, Turn
-from served import served
+from served import served, steady_port
 
 pytestmark = [pytest.mark.anyio, needs_chromium]
 
@@ -55,10 +54,10 @@ async def test_a_newcomer_presses_run_and_watches_a_real_rollout_to_its_reward(
         await expect(page.get_by_role("heading", name="No rollouts yet")).to_be_visible()
         await page.get_by_role("link", name="Try one").click()
         await page.get_by_role("button", name="Run", exact=True).click()
-        await expect(page.locator(".verdict.good .reward")).to_have_text("1", timeout=90_000)
+        await expect(page.locator(".verdict.good .reward")).to_have_text("1", timeout=240_000)
         await expect(page.locator(".transcript")).to_contain_text("rounds down, so a page")
         await expect(page.locator(".diff .added")).to_contain_text("return -(-total // size)")
-        assert await page.locator(".timeline li").count() == 4
+        assert await page.locator(".timeline li:not(.never)").count() == 5
         await page.locator('.tabs a[href$="/tokens"]').click()
         first = page.locator('#turn-0 .tokentext span[data-i="0"]')
         await first.hover()
@@ -78,7 +77,7 @@ async def test_abort_stops_a_running_rollout(browser: Browser, tmp_path: Path) -
     async with served(tmp_path / "home") as server, server.client() as client:
         rollout_id = await _start(client, "sleep 600")
         async with tab(browser, f"{server.url}/web/#/rollouts/{rollout_id}") as watched:
-            await expect(watched.page.locator(".timeline .agent")).to_be_visible()
+            await expect(watched.page.locator(".timeline .agent.here")).to_be_visible()
             await watched.page.get_by_role("button", name="Abort").click()
             await expect(watched.page.locator(".verdict .outcome")).to_have_text("aborted")
             await expect(watched.page.get_by_role("button", name="Abort")).to_have_count(0)
@@ -87,9 +86,7 @@ async def test_abort_stops_a_running_rollout(browser: Browser, tmp_path: Path) -
 async def test_a_restarted_server_is_found_again_and_nothing_is_lost_or_doubled(
     browser: Browser, tmp_path: Path
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(steady_port())
     home = tmp_path / "home"
     async with served(home, "--port", port) as first, first.client() as client:
         one = await _start(client, "sleep 600", task_id="one")
@@ -98,7 +95,7 @@ async def test_a_restarted_server_is_found_again_and_nothing_is_lost_or_doubled(
             tab(browser, f"{first.url}/web/") as board,
         ):
             page = watched.page
-            await expect(page.locator(".timeline .agent")).to_be_visible()
+            await expect(page.locator(".timeline .agent.here")).to_be_visible()
             await expect(board.page.locator(".row")).to_have_count(1)
             first.kill()
             await expect(page.get_by_text("The connection was lost.")).to_be_visible()
@@ -146,8 +143,7 @@ async def test_hostile_text_is_shown_and_never_obeyed(browser: Browser, tmp_path
         for part_name in ("transcript", "tokens", "commands", "files", "reward"):
             await page.goto(f"{server.url}/web/#/rollouts/evil/{part_name}")
             await expect(page.locator(".rollout h1")).to_contain_text(HOSTILE[:20])
-            await page.wait_for_timeout(300)
-            assert "onerror" in await page.locator(".rollout").inner_text(), part_name
+            await expect(page.locator(".tabs + *")).to_contain_text("onerror")
             assert await page.locator("main img, main script").count() == 0
         await page.goto(f"{server.url}/web/#/rollouts/evil/tokens")
         await page.locator('.tokentext span[data-i="0"]').hover()
@@ -182,7 +178,7 @@ async def test_an_error_of_the_form_appears_beside_its_field(browser: Browser, t
         await page.get_by_role("button", name="Run", exact=True).click()
         await expect(page.locator("#field-base_url-wrong")).to_contain_text("http")
         await page.get_by_text("Limits and sampling").click()
-        await page.get_by_label("Agent’s seconds").fill("soon")
+        await page.get_by_label("Time for the agent").fill("soon")
         await page.get_by_role("button", name="Run", exact=True).click()
         await expect(page.locator("#field-agent_timeout_s-wrong")).to_contain_text("no number")
         assert page.url.endswith("#/try")
@@ -195,12 +191,17 @@ async def test_a_server_with_keys_lets_nobody_look_without_one(browser: Browser,
     )
     key = made.stdout.decode().split()[-1]
     async with served(home, "--api-key-file", str(keys), key=key) as server, server.client() as client:
-        await client.wait(await _start(client, "true", task_id="private"))
+        rollout_id = await _start(client, "true", task_id="private")
+        await client.wait(rollout_id)
+        async with tab(browser, f"{server.url}/web/#/rollouts/{rollout_id}") as watched:
+            await watched.page.get_by_label("API key").fill(key)
+            await watched.page.get_by_role("button", name="Log in").click()
+            await expect(watched.page.locator(".rollout h1")).to_have_text("private")
         async with tab(browser, f"{server.url}/web/") as watched:
             page = watched.page
             await page.get_by_label("API key").fill("wrong")
             await page.get_by_role("button", name="Log in").click()
-            await expect(page.get_by_label("API key")).to_be_visible()
+            await expect(page.get_by_role("alert")).to_contain_text("does not know that key")
             assert "private" not in await page.content()
             await page.get_by_label("API key").fill(key)
             await page.get_by_role("button", name="Log in").click()
@@ -219,7 +220,7 @@ async def test_ten_thousand_rollouts_are_listed_searched_and_walked_through(brow
     )
     async with served(home) as server, tab(browser, f"{server.url}/web/") as watched:
         page = watched.page
-        await expect(page.locator(".found")).to_have_text("10.0k rollouts")
+        await expect(page.locator(".found")).to_have_text("10,000 rollouts")
         assert await page.locator(".row").count() < 80
         await page.locator(".virtual").evaluate("element => element.scrollTop = element.scrollHeight")
         await expect(page.locator(".row").last).to_be_in_viewport()
@@ -251,7 +252,7 @@ async def test_a_rollout_of_half_a_million_tokens_draws_only_what_is_seen(browse
     await write_logs(home, [("long", events)])
     async with served(home) as server, tab(browser, f"{server.url}/web/#/rollouts/long/tokens") as watched:
         page = watched.page
-        await expect(page.locator(".keyrow")).to_contain_text("2,000 turns, 500k tokens", timeout=60_000)
+        await expect(page.locator(".keyrow")).to_contain_text("2,000 turns, 500k tokens", timeout=240_000)
         await expect(page.locator("#turn-0 .tokentext")).to_be_visible()
         assert await page.locator(".tokentext").count() < 40
         await page.locator("#turn-1999").scroll_into_view_if_needed()
@@ -268,7 +269,7 @@ async def test_every_view_fits_a_phone(browser: Browser, tmp_path: Path) -> None
     async with served(home) as server, tab(browser, f"{server.url}/web/", width=360, height=740) as watched:
         for path in ("", "#/try", "#/environments", "#/rollouts/r1", "#/rollouts/r1/files", "#/rollouts/r1/reward"):
             await watched.page.goto(f"{server.url}/web/{path}")
-            await watched.page.wait_for_timeout(250)
+            await expect(watched.page.locator("main h1")).to_have_count(1)
             wide = await watched.page.evaluate("document.documentElement.scrollWidth")
             assert wide <= 360, (path, wide)
 

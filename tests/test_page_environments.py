@@ -48,12 +48,21 @@ async def test_a_newcomer_calls_the_tools_of_the_demonstration(browser: Browser,
         answer = page.get_by_role("article").first
         await expect(answer).to_contain_text('"assignee": "billing"')
         await page.get_by_role("button", name="search_tickets").click()
-        await form.get_by_label("search").fill('{"text": ""')
+        await form.get_by_label("text").fill("charged twice")
+        await form.get_by_label("priority").select_option(label="list of integer")
+        await form.get_by_role("button", name="Add integer").click()
+        await form.get_by_role("textbox", name="priority value 1").fill("high")
         await form.get_by_role("button", name="Call").click()
-        await expect(form.locator(".wrong")).to_contain_text("This is no JSON")
-        await form.get_by_label("search").fill('{"text": "charged twice"}')
+        await expect(form.locator(".wrong")).to_have_text("This is no whole number.")
+        await form.get_by_role("textbox", name="priority value 1").fill("2")
+        await form.get_by_role("button", name="Add integer").click()
+        await form.get_by_role("textbox", name="priority value 2").fill("1")
+        await form.get_by_role("button", name="Add integer").click()
+        await form.get_by_role("button", name="Remove priority value 3").click()
         await form.get_by_label("limit").fill("1")
         await form.get_by_role("button", name="Call").click()
+        given = '{"search":{"text":"charged twice","priority":[2,1]},"limit":1}'
+        await expect(page.get_by_role("article").first).to_contain_text(given)
         await expect(page.get_by_role("article").first).to_contain_text("Charged twice")
         await page.get_by_role("button", name="computer").click()
         await form.get_by_label("action").select_option(label="screenshot")
@@ -82,7 +91,7 @@ async def test_a_newcomer_watches_opencode_work_on_the_demonstration(
         await page.get_by_role("button", name="ticket desk").click()
         await expect(page.get_by_text("The agent works on fleet:ticket-desk")).to_be_visible()
         await page.get_by_role("button", name="Run", exact=True).click()
-        await expect(page.locator(".verdict.good .reward")).to_have_text("1", timeout=90_000)
+        await expect(page.locator(".verdict.good .reward")).to_have_text("1", timeout=240_000)
         await expect(page.locator(".transcript")).to_contain_text("env_resolve_ticket")
         assert watched.complaints == []
 
@@ -111,8 +120,14 @@ class Hostile:
             "loop": {"$ref": "#/$defs/loop"},
             "proto": {"$ref": "#/$defs/__proto__"},
             "odd": None,
+            "__proto__": {"type": "object", "properties": {"constructor": {"type": "string"}}},
+            "deep": {"anyOf": [{"$ref": "#/$defs/deep"}, {"type": "array", "items": {"$ref": "#/$defs/deep"}}]},
         }
-        schema = {"type": "object", "properties": strange, "$defs": {"loop": {"$ref": "#/$defs/loop"}}}
+        schema = {
+            "type": "object",
+            "properties": strange,
+            "$defs": {"loop": {"$ref": "#/$defs/loop"}, "deep": strange["deep"]},
+        }
         union.add("here", [{"name": "attack", "description": HOSTILE, "inputSchema": schema}])
         tools = list(union.tools.values())
         return ListToolsAction(tools=[one.openai for one in tools], offered=tools)
@@ -136,8 +151,10 @@ async def test_hostile_schemas_and_answers_are_shown_and_never_obeyed(browser: B
         form = page.get_by_role("form")
         await expect(form).to_contain_text(HOSTILE)
         await form.get_by_label("choice").select_option(index=1)
+        await form.get_by_label("constructor").fill("x")
         await form.get_by_role("button", name="Call").click()
         await expect(page.get_by_role("article")).to_contain_text(HOSTILE)
+        await expect(page.get_by_role("article")).to_contain_text('"__proto__":{"constructor":"x"}')
         assert await page.get_by_role("article").get_by_role("img").count() == 0
         assert await page.evaluate("window.hacked") is None
         assert watched.complaints == []
@@ -147,7 +164,7 @@ async def test_hostile_schemas_and_answers_are_shown_and_never_obeyed(browser: B
 async def test_a_caller_without_the_key_is_asked_for_it(browser: Browser, tmp_path: Path) -> None:
     key = "a-key-for-this-test"
     async with served(tmp_path / "home", "--fleet-demo", environment={"ROLLCAGE_SERVER_KEY": key}) as server:
-        async with httpx.AsyncClient(base_url=server.url) as nobody:
+        async with httpx.AsyncClient(base_url=server.url, timeout=120) as nobody:
             assert (await nobody.get("/environments")).status_code == 401
         async with tab(browser, f"{server.url}/web/#/environments") as watched:
             await watched.page.get_by_label("API key").fill(key)

@@ -6,6 +6,10 @@ const KEY = "rollcage-key";
 
 /** Whether the server wants a key that we do not have. */
 export const locked = signal(false);
+/** Whether it refused the one that was given. */
+export const unfit = signal(false);
+/** Grows with each log-in; what was asked before is asked again. */
+export const visit = signal(0);
 /** "live", "connecting" or "lost": the state of the page's own stream. */
 export const link = signal("connecting");
 
@@ -16,6 +20,12 @@ export function setKey(key) {
   if (key) sessionStorage.setItem(KEY, key);
   else sessionStorage.removeItem(KEY);
   locked.value = false;
+  visit.value += 1;
+}
+
+function lock() {
+  unfit.value = hasKey();
+  locked.value = true;
 }
 
 const headers = (more = {}) => {
@@ -40,7 +50,7 @@ export async function request(path, { method = "GET", body, signal: stop } = {})
     init.headers["Content-Type"] = "application/json";
   }
   const answer = await fetch(address(path), init);
-  if (answer.status === 401) locked.value = true;
+  if (answer.status === 401) lock();
   const text = await answer.text();
   let value = null;
   try {
@@ -64,6 +74,13 @@ export function follow(path, { onEvent, onState = () => {}, after = 0 }) {
   let stopped = false;
   let pause = 400;
   let controller = new AbortController();
+  let hurry = () => {};
+
+  // What the browser knows sooner than a silent connection tells.
+  const offline = () => controller.abort();
+  const online = () => hurry();
+  addEventListener("offline", offline);
+  addEventListener("online", online);
 
   const tell = ({ event, id, data }) => {
     if (id) {
@@ -84,7 +101,7 @@ export function follow(path, { onEvent, onState = () => {}, after = 0 }) {
       signal: controller.signal,
       cache: "no-store",
     });
-    if (answer.status === 401) locked.value = true;
+    if (answer.status === 401) lock();
     if (!answer.ok) throw new Refused(answer.status, await answer.json().catch(() => null));
     onState("live");
     pause = 400;
@@ -126,13 +143,18 @@ export function follow(path, { onEvent, onState = () => {}, after = 0 }) {
       }
       if (stopped) return;
       onState("lost");
-      await new Promise((done) => setTimeout(done, pause * (0.7 + Math.random() * 0.6)));
+      await new Promise((done) => {
+        hurry = done;
+        setTimeout(done, pause * (0.7 + Math.random() * 0.6));
+      });
       pause = Math.min(pause * 2, LONGEST_MS);
     }
   })();
 
   return () => {
     stopped = true;
+    removeEventListener("offline", offline);
+    removeEventListener("online", online);
     controller.abort();
   };
 }

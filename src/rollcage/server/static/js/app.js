@@ -1,14 +1,12 @@
 // The shell: which view is shown, the bar above it, the keyboard.
 import { html, render, signal, useEffect, useRef } from "../vendor/preact.js";
-import { hasKey, link, locked, setKey } from "./api.js";
+import { hasKey, link, locked, setKey, unfit, visit } from "./api.js";
 import { Environments } from "./environments.js";
 import { RolloutView } from "./rollout.js";
+import { list, route } from "./route.js";
 import { Runs } from "./runs.js";
 import { open, restart } from "./runs_store.js";
 import { Try } from "./try.js";
-
-const route = signal(location.hash);
-addEventListener("hashchange", () => (route.value = location.hash));
 
 const THEMES = ["auto", "light", "dark"];
 const theme = signal(localStorage.getItem("rollcage-theme") ?? "auto");
@@ -58,37 +56,51 @@ function Login() {
   useEffect(() => dialog.current.showModal(), []);
   const enter = (event) => {
     event.preventDefault();
-    setKey(input.current.value.trim());
     dialog.current.close();
+    setKey(input.current.value.trim());
     restart();
-    // The view asks again with the key.
-    dispatchEvent(new HashChangeEvent("hashchange"));
   };
   return html`<dialog ref=${dialog} class="login" onCancel=${(event) => event.preventDefault()}>
     <form onSubmit=${enter}>
       <h2>This server asks for a key</h2>
       <p>Whoever runs it has one for you. It stays in this tab.</p>
-      <label>API key <input ref=${input} type="password" autocomplete="off" required autofocus /></label>
+      <label>API key <input ref=${input} type="password" autocomplete="off" required autofocus aria-invalid=${unfit.value} aria-describedby=${unfit.value ? "unfit" : undefined} /></label>
+      ${unfit.value && html`<p class="wrong" id="unfit" role="alert">The server does not know that key.</p>`}
       <button class="main">Log in</button>
     </form>
   </dialog>`;
 }
 
+const decoded = (text) => {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+};
+
 function view(path) {
-  const [, name = "", id = "", part = ""] = path.split("?")[0].split("/");
-  if (name === "rollouts" && id) return html`<${RolloutView} key=${id} id=${id} part=${part || "transcript"} />`;
+  const [address, query = ""] = path.split(/\?(.*)/s);
+  const [, name = "", id = "", part = ""] = address.split("/").map(decoded);
+  if (name === "rollouts" && id) return html`<${RolloutView} key=${`${visit.value}/${id}`} id=${id} part=${part || "transcript"} />`;
   if (name === "try") return html`<${Try} />`;
-  if (name === "environments") return html`<${Environments} name=${id ? decodeURIComponent(id) : ""} />`;
-  return html`<${Runs} />`;
+  if (name === "environments") return html`<${Environments} key=${visit.value} name=${id} />`;
+  return html`<${Runs} query=${query} />`;
 }
 
+const TITLES = { "#/": "Runs", "#/try": "Try", "#/environments": "Environments" };
+
 function App() {
-  const path = route.value || "#/";
+  const path = route.value;
   const at = path.startsWith("#/try") ? "#/try" : path.startsWith("#/env") ? "#/environments" : "#/";
   useEffect(() => open(), []);
+  // A rollout gives its own title once it knows its task.
+  useEffect(() => {
+    if (!path.startsWith("#/rollouts/")) document.title = `${TITLES[at]} · rollcage`;
+  }, [path]);
   return html`<${Bar} at=${at} />
     <main>${view(path)}</main>
-    ${locked.value && html`<${Login} />`}`;
+    ${locked.value && html`<${Login} key=${visit.value} />`}`;
 }
 
 const typing = (target) => target.closest?.("input, textarea, select, [contenteditable]");
@@ -97,7 +109,9 @@ addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "Escape") {
     if (typing(event.target)) event.target.blur();
-    else if (location.hash.startsWith("#/rollouts/")) location.hash = "#/";
+    else if (document.querySelector(".tip")) dispatchEvent(new CustomEvent("rollcage-close"));
+    else if (location.hash.startsWith("#/rollouts/")) location.hash = list.value;
+    else if (location.hash.startsWith("#/environments/")) location.hash = "#/environments";
     return;
   }
   if (typing(event.target)) return;
@@ -109,7 +123,7 @@ addEventListener("keydown", (event) => {
     }
   } else if (event.key === "j" || event.key === "k") {
     dispatchEvent(new CustomEvent("rollcage-step", { detail: event.key === "j" ? 1 : -1 }));
-  } else if (event.key === "Enter" && event.target === document.body) {
+  } else if (event.key === "Enter" && !event.target.closest?.("a, button, summary")) {
     dispatchEvent(new CustomEvent("rollcage-enter"));
   }
 });

@@ -1,46 +1,55 @@
 // Small pictures, drawn as SVG.
 import { html } from "../vendor/preact.js";
-import { clock, reward, words } from "./text.js";
+import { exact, reward, when, words } from "./text.js";
 
-const TONES = ["good", "warn", "dull", "bad", "busy"];
+// From the best to the worst; each has a colour of its own in the sheet.
+const OUTCOMES = (
+  "succeeded limit_reached agent_timeout agent_failed aborted setup_failed verify_failed " +
+  "sandbox_failed sandbox_lost environment_failed model_unreachable timed_out crashed"
+).split(" ");
+/** The colour of an outcome; rare ones that are all faults of ours share one. */
+const colour = (name) => (name === "running" ? "o-running" : OUTCOMES.indexOf(name) < 0 || OUTCOMES.indexOf(name) > 6 ? "o-broken" : `o-${name}`);
+
+const BARS = 48;
+const STEPS = [1, 2, 5, 10, 15, 20, 30, 60, 120, 180, 300, 600, 900, 1200, 1800, 3600];
 
 /** Ended rollouts per stretch of time, stacked by how they ended. */
-export function Throughput({ rows, now, toneOf }) {
-  const BARS = 48;
+export function Throughput({ rows, now }) {
   const ended = rows.filter((row) => row.finished_at);
-  const oldest = ended.length ? Math.min(...ended.slice(0, 2000).map((row) => row.finished_at)) : now - 60;
-  const step = niceStep((now - Math.max(oldest, now - 86_400)) / BARS);
+  let oldest = now - 60;
+  for (const row of ended) if (row.finished_at < oldest) oldest = row.finished_at;
+  const wanted = (now - Math.max(oldest, now - 86_400)) / (BARS - 1);
+  const step = STEPS.find((each) => each >= wanted) ?? 3600;
   const end = Math.ceil(now / step) * step;
   const start = end - BARS * step;
-  const bars = Array.from({ length: BARS }, () => ({}));
+  const bars = Array.from({ length: BARS }, () => new Map());
   for (const row of ended) {
     const place = Math.floor((row.finished_at - start) / step);
-    if (place < 0 || place >= BARS) continue;
-    const name = toneOf(row);
-    bars[place][name] = (bars[place][name] ?? 0) + 1;
+    if (place >= 0 && place < BARS) bars[place].set(row.outcome, (bars[place].get(row.outcome) ?? 0) + 1);
   }
-  const sums = bars.map((bar) => Object.values(bar).reduce((a, b) => a + b, 0));
+  const sums = bars.map((bar) => [...bar.values()].reduce((a, b) => a + b, 0));
   const highest = Math.max(1, ...sums);
   const label = `Rollouts ended in each ${stepName(step)}: at most ${highest}`;
   return html`<figure class="chart">
-    <figcaption>Ended per ${stepName(step)}<span>${highest} at most</span></figcaption>
+    <figcaption>Ended per ${stepName(step)}<span>peak ${exact(highest)}</span></figcaption>
     <svg viewBox="0 0 ${BARS * 10} 60" preserveAspectRatio="none" role="img" aria-label=${label}>
       ${bars.map((bar, index) => {
+        if (!sums[index]) return null;
         let y = 60;
-        return TONES.map((name) => {
-          const height = ((bar[name] ?? 0) / highest) * 58;
-          y -= height;
-          return height > 0 && html`<rect class=${name} x=${index * 10 + 1} y=${y} width="8" height=${height} rx="1" />`;
-        });
+        const told = [...bar].map(([name, number]) => `${words(name)} ${number}`).join(", ");
+        return html`<g><title>${when(start + index * step, now)}: ${told}</title>
+          <rect class="air" x=${index * 10} y="0" width="10" height="60" />
+          ${OUTCOMES.filter((name) => bar.has(name)).map((name) => {
+            const height = (bar.get(name) / highest) * 58;
+            y -= height;
+            return html`<rect class=${colour(name)} x=${index * 10 + 1} y=${y} width="8" height=${height} />`;
+          })}
+        </g>`;
       })}
       <line x1="0" x2=${BARS * 10} y1="60" y2="60" class="axis" />
     </svg>
-    <div class="ends"><span>${clock(start)}</span><span>now</span></div>
+    <div class="ends"><span>${when(start, now)}</span><span>now</span></div>
   </figure>`;
-}
-
-function niceStep(seconds) {
-  return [1, 5, 15, 60, 300, 900, 1800].find((step) => step >= seconds) ?? 3600;
 }
 
 function stepName(step) {
@@ -48,35 +57,38 @@ function stepName(step) {
   return step === 60 ? "minute" : step < 3600 ? `${step / 60} min` : "hour";
 }
 
-/** How they ended, as one bar with a legend. */
-export function Outcomes({ rows, toneOf }) {
+function counted(rows) {
   const counts = new Map();
-  for (const row of rows) {
-    const name = row.outcome ?? "running";
-    const found = counts.get(name) ?? { name, tone: toneOf(row), count: 0 };
-    found.count += 1;
-    counts.set(name, found);
-  }
-  const sorted = [...counts.values()].sort((a, b) => b.count - a.count);
-  const total = Math.max(1, rows.length);
+  for (const row of rows) counts.set(row.outcome ?? "running", (counts.get(row.outcome ?? "running") ?? 0) + 1);
+  return [...counts].sort((a, b) => b[1] - a[1]);
+}
+
+/** How rollouts ended, as one bar. */
+export function Share({ rows }) {
+  const counts = counted(rows);
+  const told = counts.map(([name, number]) => `${words(name)} ${number}`).join(", ");
+  return html`<div class="share" role="img" aria-label=${told} title=${told}>
+    ${counts.map(([name, number]) => html`<i class=${colour(name)} style=${{ flexGrow: number }}></i>`)}
+  </div>`;
+}
+
+/** The same with a legend. */
+export function Outcomes({ rows }) {
   return html`<figure class="chart">
-    <figcaption>Outcomes<span>${rows.length.toLocaleString("en")} in all</span></figcaption>
-    <div class="share" role="img" aria-label=${sorted.map((each) => `${words(each.name)} ${each.count}`).join(", ")}>
-      ${sorted.map(
-        (each) => html`<i class=${each.tone} style=${{ width: `${(each.count / total) * 100}%` }}></i>`,
-      )}
-    </div>
+    <figcaption>Outcomes<span>${exact(rows.length)} in all</span></figcaption>
+    <${Share} rows=${rows} />
     <ul class="legend">
-      ${sorted
-        .slice(0, 6)
-        .map((each) => html`<li><i class=${each.tone}></i>${words(each.name)} <b>${each.count.toLocaleString("en")}</b></li>`)}
+      ${counted(rows)
+        .slice(0, 7)
+        .map(([name, number]) => html`<li><i class=${colour(name)}></i>${words(name)} <b>${exact(number)}</b></li>`)}
     </ul>
   </figure>`;
 }
 
-/** The rewards of one task's rollouts on a line from the least to the most. */
-export function Spread({ rewards, low = 0, high = 1 }) {
+/** The rewards of one task's rollouts on a line from the least to the most, with their mean below it. */
+export function Spread({ rewards, open = 0, low = 0, high = 1 }) {
   const known = rewards.filter((value) => value !== null);
+  if (!known.length) return html`<small class="spread">${open ? "not scored yet" : "not scored"}</small>`;
   const from = Math.min(low, ...known);
   const to = Math.max(high, ...known);
   const bins = new Map();
@@ -85,16 +97,16 @@ export function Spread({ rewards, low = 0, high = 1 }) {
     bins.set(place, (bins.get(place) ?? 0) + 1);
   }
   const most = Math.max(1, ...bins.values());
-  const mean = known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
-  const label = known.length
-    ? `${known.length} rewards from ${reward(Math.min(...known))} to ${reward(Math.max(...known))}, mean ${reward(mean)}`
-    : "no rewards yet";
-  return html`<svg class="spread" viewBox="-4 0 158 28" role="img" aria-label=${label}>
+  const mean = known.reduce((a, b) => a + b, 0) / known.length;
+  const label = `${known.length} rewards from ${reward(Math.min(...known))} to ${reward(Math.max(...known))}, mean ${reward(mean)}`;
+  return html`<svg class="spread" viewBox="-18 0 186 28" role="img" aria-label=${label}>
+    <title>${label}</title>
+    <text x="-7" y="25" text-anchor="end">${reward(from)}</text><text x="157" y="25">${reward(to)}</text>
     <line x1="0" x2="150" y1="22" y2="22" class="axis" />
     ${[...bins].map(
       ([place, number]) =>
         html`<line x1=${place * 5} x2=${place * 5} y1="22" y2=${22 - 4 - (number / most) * 15} class="stem" />`,
     )}
-    ${mean !== null && html`<path class="mean" d=${`M${((mean - from) / (to - from || 1)) * 150 - 4} 28l4 -5l4 5z`} />`}
+    <path class="mean" d=${`M${((mean - from) / (to - from || 1)) * 150 - 4} 28l4 -5l4 5z`} />
   </svg>`;
 }

@@ -78,7 +78,7 @@ export function files(patch) {
 
 export function Patch({ patch }) {
   return files(patch).map(
-    (file) => html`<details class="file" open key=${file.name}>
+    (file) => html`<details class="file" open key=${file.name} data-step>
       <summary><code>${file.name}</code> <span class="sums"><b class="added">+${file.added}</b> <b class="removed">−${file.removed}</b></span>${file.note && html`<small>${file.note}</small>`}</summary>
       ${file.rows.length > 0 && html`<${DiffLines} rows=${file.rows.at(-1)[1] === "" ? file.rows.slice(0, -1) : file.rows} />`}
     </details>`,

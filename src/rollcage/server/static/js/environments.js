@@ -1,5 +1,5 @@
 // Remote environments: what tools they offer, and a form to call one.
-import { html, useEffect, useMemo, useState } from "../vendor/preact.js";
+import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { Refused, locked, request } from "./api.js";
 import { SchemaField, argumentsOf, fieldsOf } from "./schema_form.js";
 import { clip, seconds } from "./text.js";
@@ -28,7 +28,7 @@ function useAnswer(address, again = 0) {
 function List() {
   const { value, error } = useAnswer("/environments");
   if (error) return html`<section class="state"><h1>Environments</h1><p class="wrong" role="alert">${reason(error)}</p></section>`;
-  if (!value) return html`<section class="state"><p>Looking for environments…</p></section>`;
+  if (!value) return html`<section class="state"><p class="spin" role="status">Looking for environments…</p></section>`;
   if (!value.environments.length) {
     return html`<section class="state">
       <h1>Environments</h1>
@@ -44,8 +44,8 @@ function List() {
     <ul class="places">
       ${value.environments.map(
         (one) => html`<li key=${one.name}>
-          <a href=${`#/environments/${encodeURIComponent(one.name)}`}><b>${one.name}</b></a>
-          <span class="tag">${one.kind}</span> ${one.version && html`<small>${one.version}</small>`}
+          <p class="top"><a class="cover" href=${`#/environments/${encodeURIComponent(one.name)}`}><b>${one.name}</b></a>
+          <span class="tag">${one.kind}</span> ${one.version && html`<small>${one.version}</small>`}</p>
           <p>${one.description}</p>
         </li>`,
       )}
@@ -66,7 +66,7 @@ function Answer({ call }) {
   return html`<article class="answer ${bad ? "bad" : ""}" aria-label=${`Answer of ${call.tool}`}>
     <header><code>${call.tool}</code> <small>${clip(JSON.stringify(call.given), 160)}</small> <small>${took}</small></header>
     ${error && html`<p class="wrong" role="alert">${error}</p>`}
-    ${answer && html`<pre>${answer.is_error ? answer.text : written || "(it said nothing)"}</pre>`}
+    ${answer && html`<pre tabindex="0">${answer.is_error ? answer.text : written || "(it said nothing)"}</pre>`}
     ${answer?.content.filter((block) => block.type === "image").map((block) => html`<${Picture} block=${block} />`)}
   </article>`;
 }
@@ -101,20 +101,22 @@ function Caller({ name, tool, onCalled }) {
   return html`<form onSubmit=${call} novalidate aria-label=${`Call ${tool.name}`}>
     <h2><code>${tool.name}</code></h2>
     <p class="lead">${tool.description}</p>
+    ${!fields.length && html`<p class="hint">It takes no arguments.</p>`}
     ${fields.map(
       (entry) => html`<${SchemaField}
         key=${entry.name}
         entry=${entry}
-        root=${tool.input_schema}
-        value=${typed[entry.name] ?? ""}
-        wrong=${wrong[entry.name]}
+        root=${tool.input_schema ?? {}}
+        value=${Object.hasOwn(typed, entry.name) ? typed[entry.name] : undefined}
+        errors=${wrong}
         onChange=${(value) => {
-          setTyped({ ...typed, [entry.name]: value });
-          setWrong({ ...wrong, [entry.name]: undefined });
+          setTyped((before) => ({ ...before, [entry.name]: value }));
+          setWrong({});
         }}
       />`,
     )}
     <button class="main" disabled=${busy}>${busy ? "Calling…" : "Call"}</button>
+    <details class="schema"><summary><small>Its schema</small></summary><pre>${JSON.stringify(tool.input_schema, null, 2)}</pre></details>
   </form>`;
 }
 
@@ -131,8 +133,14 @@ function One({ name }) {
       setReleased(true);
       setCalls([]);
     } catch (failure) {
-      setCalls([{ tool: "release", given: {}, error: reason(failure) }, ...calls]);
+      called({ tool: "release", given: {}, error: reason(failure) });
     }
+  };
+  const answers = useRef();
+  const called = (call) => {
+    setCalls((before) => [{ ...call, number: (before[0]?.number ?? 0) + 1 }, ...before].slice(0, KEPT));
+    // Where the answer is below the form, it is brought into view.
+    if (answers.current?.getBoundingClientRect().top > innerHeight - 160) answers.current.scrollIntoView({ block: "start" });
   };
   const renew = () => {
     setReleased(false);
@@ -142,11 +150,12 @@ function One({ name }) {
   const back = html`<a href="#/environments">All environments</a>`;
   if (error) return html`<section class="state"><h1>${name}</h1><p class="wrong" role="alert">${reason(error)}</p><button onClick=${renew}>Try again</button>${back}</section>`;
   if (released) return html`<section class="state"><h1>${name}</h1><p>Your instance was given back.</p><button class="main" onClick=${renew}>Get a new one</button>${back}</section>`;
-  if (!value) return html`<section class="state"><h1>${name}</h1><p role="status">Getting an instance of your own…</p></section>`;
+  if (!value) return html`<section class="state"><h1>${name}</h1><p class="spin" role="status">Getting an instance of your own…</p></section>`;
   const tool = value.tools.find((one) => one.name === picked) ?? value.tools[0];
   return html`<section class="environments">
     <header class="place">
       <div>
+        <p class="crumb"><a href="#/environments">Environments</a></p>
         <h1>${name}</h1>
         <p class="lead">${value.title} ${value.instance_id && html`<code>${value.instance_id}</code>`} · yours until you give it back, or ${seconds(value.idle_s)} after the last call</p>
       </div>
@@ -156,9 +165,9 @@ function One({ name }) {
       <nav aria-label="Tools">
         ${value.tools.map((one) => html`<button key=${one.name} aria-pressed=${one === tool} onClick=${() => setPicked(one.name)}><code>${one.name}</code><small>${clip(one.description, 90)}</small></button>`)}
       </nav>
-      ${tool ? html`<${Caller} key=${tool.name} name=${name} tool=${tool} onCalled=${(call) => setCalls((before) => [call, ...before].slice(0, KEPT))} />` : html`<p class="nothing">It offers no tools.</p>`}
-      <div class="answers" aria-live="polite">
-        ${calls.length ? calls.map((call, at) => html`<${Answer} key=${calls.length - at} call=${call} />`) : html`<p class="nothing">Answers appear here.</p>`}
+      ${tool ? html`<${Caller} key=${tool.name} name=${name} tool=${tool} onCalled=${called} />` : html`<p class="nothing">It offers no tools.</p>`}
+      <div class="answers" aria-live="polite" aria-label="Answers" role="region" ref=${answers}>
+        ${calls.length ? calls.map((call) => html`<${Answer} key=${call.number} call=${call} />`) : html`<p class="blank">Answers appear here.</p>`}
       </div>
     </div>
   </section>`;

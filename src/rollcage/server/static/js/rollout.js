@@ -1,23 +1,24 @@
 // One rollout: where it is, what happened, what it came to.
 import { html, useEffect, useMemo, useState } from "../vendor/preact.js";
-import { request } from "./api.js";
+import { address, hasKey, locked, request } from "./api.js";
 import { Patch } from "./diff.js";
 import { RolloutStore } from "./rollout_store.js";
+import { list } from "./route.js";
 import { now } from "./runs_store.js";
-import { clip, clock, reward, seconds, tone, words } from "./text.js";
+import { DOING, clip, clock, exact, plural, reward, seconds, tone, words } from "./text.js";
 import { TokensView } from "./tokens.js";
-import { TranscriptView } from "./transcript.js";
+import { Output, TranscriptView } from "./transcript.js";
 
 const PARTS = [
   ["transcript", "Transcript"],
   ["tokens", "Tokens"],
   ["commands", "Commands"],
-  ["files", "Files and patch"],
+  ["files", "Files"],
   ["reward", "Reward"],
 ];
 
 const ADVICE = {
-  setup_failed: "See what the command printed under Commands. Setup runs without a network unless the task allows hosts.",
+  setup_failed: "Commands shows what it printed. Setup runs without a network unless the task allows hosts.",
   setup_timeout: "Give setup more time, or bake what it installs into an image.",
   model_unreachable: "See whether the model's server is up, and whether its address, name and key are right.",
   machine_not_ready: "Run `rollcage doctor` on the server's machine: it says what is missing.",
@@ -33,27 +34,47 @@ const ADVICE = {
   agent_timeout: "What the agent left was scored. Raise agent_timeout_s to give it longer.",
 };
 
-/** In a tab of its own. A plain link could not carry the key. */
-async function openRaw(id) {
-  const tab = open("about:blank");
-  const result = await request(`/rollouts/${encodeURIComponent(id)}/result`);
-  const blob = new Blob([JSON.stringify(result, null, 2)], { type: "application/json" });
-  if (tab) tab.location = URL.createObjectURL(blob);
+/** Everything about it, in a tab of its own. A plain link cannot carry a key; with one, the page fetches it. */
+function RawJson({ id }) {
+  const [problem, setProblem] = useState("");
+  const path = `/rollouts/${encodeURIComponent(id)}/result`;
+  const fetched = async (event) => {
+    if (!hasKey()) return;
+    event.preventDefault();
+    const tab = open("about:blank");
+    try {
+      const blob = new Blob([JSON.stringify(await request(path), null, 2)], { type: "application/json" });
+      const url = URL.createObjectURL(blob);
+      if (tab) tab.location = url;
+      setTimeout(() => URL.revokeObjectURL(url), 60_000);
+      setProblem("");
+    } catch (error) {
+      tab?.close();
+      setProblem(error.message);
+    }
+  };
+  return html`<a class="button quiet" href=${address(path)} target="_blank" rel="noopener" onClick=${fetched}>Raw JSON</a>${problem && html`<span class="wrong" role="alert">${problem}</span>`}`;
 }
 
+const STAGES = ["queued", "provision", "setup", "agent", "verify"];
+
+/** A bar per stage. All of them are there from the start, so that nothing moves when one begins. */
 function Timeline({ store }) {
   store.version.value;
   const time = now.value;
   const from = store.createdAt;
   const to = store.endedAt ?? Math.max(time, from + 1);
   const share = (value) => `${Math.max(0, Math.min(100, ((value - from) / (to - from || 1)) * 100))}%`;
+  const waited = { name: "queued", from, to: store.stages[0]?.from ?? store.endedAt };
+  const bars = STAGES.map((name) => (name === "queued" ? waited : store.stages.findLast((stage) => stage.name === name)) ?? { name });
   return html`<ol class="timeline" aria-label="Stages">
-    ${store.stages.map((stage) => {
-      const took = (stage.to ?? time) - stage.from;
-      return html`<li class="${stage.name} ${stage.to ? "" : "here"}" key=${stage.name + stage.from}>
-        <span class="label">${stage.name}</span>
-        <span class="track"><i style=${{ left: share(stage.from), width: `max(3px, calc(${share(stage.to ?? time)} - ${share(stage.from)}))` }}></i></span>
-        <span class="took">${seconds(Math.max(0, took))}</span>
+    ${bars.map(({ name, from: begun, to: over }) => {
+      const here = begun !== undefined && !over;
+      const end = over ?? time;
+      return html`<li class="${name} ${here ? "here" : begun === undefined ? "never" : ""}" key=${name}>
+        <span class="label">${name}</span>
+        <span class="track">${begun !== undefined && html`<i style=${{ left: share(begun), width: `max(3px, calc(${share(end)} - ${share(begun)}))` }}></i>`}</span>
+        <span class="took">${begun === undefined ? "–" : seconds(Math.max(0, end - begun))}</span>
       </li>`;
     })}
   </ol>`;
@@ -63,14 +84,15 @@ function Commands({ store }) {
   store.version.value;
   if (!store.commands.length) return html`<p class="nothing">${store.ended ? "This rollout ran no commands of its own." : "No command has run yet."}</p>`;
   return html`<div class="commands">
-    ${store.commands.map(({ stage, command, result }, index) => html`<details key=${index} open=${!result || result.exit_code !== 0}>
+    ${store.commands.map(({ stage, command, result }, index) => html`<details key=${index} data-step open=${Boolean(result) && result.exit_code !== 0}>
       <summary>
-        <span class="tag">${stage}</span><code>${clip(command, 160)}</code>
+        <span class="tag">${stage}</span><code>${clip(command, 200)}</code>
         <span class="how ${result && result.exit_code !== 0 ? "bad" : ""}">${result ? (result.timed_out ? "out of time" : `exit ${result.exit_code}`) : "running…"}${result ? `, ${seconds(result.seconds)}` : ""}</span>
       </summary>
-      <pre class="command">${command}</pre>
-      ${result?.stdout && html`<pre class="output" tabindex="0">${result.stdout}</pre>`}
-      ${result?.stderr && html`<pre class="output error" tabindex="0">${result.stderr}</pre>`}
+      ${(command.includes("\n") || command.length > 100) && html`<pre class="command">${command}</pre>`}
+      ${result?.truncated && html`<p class="nothing">Its output was longer; this is the end of it.</p>`}
+      ${result?.stdout && html`<${Output} text=${result.stdout} />`}
+      ${result?.stderr && html`<${Output} text=${result.stderr} bad=${true} />`}
       ${result && !result.stdout && !result.stderr && html`<p class="nothing">It printed nothing.</p>`}
     </details>`)}
   </div>`;
@@ -85,8 +107,8 @@ function Files({ store }) {
     <h2>Patch</h2>
     ${files.patch === null || files.patch === undefined ? html`<p class="nothing">There is no patch: the workdir was too large to be kept twice, or the box has no git.</p>` : files.patch === "" ? html`<p class="nothing">The agent changed nothing.</p>` : html`<${Patch} patch=${files.patch} />`}
     ${files.patch_truncated && html`<p class="nothing">The patch was longer; this is its beginning.</p>`}
-    <h2>Files in the workdir</h2>
-    ${names.map((name) => html`<details class="file" key=${name}><summary><code>${name}</code><small>${files.files[name].length.toLocaleString("en")} characters</small></summary><pre class="output" tabindex="0">${files.files[name]}</pre></details>`)}
+    <h2>Files in the workdir${names.length > 0 && html` <small>${exact(names.length)}</small>`}</h2>
+    ${names.map((name) => html`<details class="file" key=${name} data-step><summary><code>${name}</code><span class="how">${plural(files.files[name].length, "character")}</span></summary>${files.files[name] ? html`<${Output} text=${files.files[name]} />` : html`<p class="nothing">It is empty.</p>`}</details>`)}
     ${!names.length && html`<p class="nothing">None.</p>`}
     ${files.extra?.length > 0 && html`<h2>Not collected</h2><ul class="plain">${files.extra.map((name) => html`<li><code>${name}</code> <small>${files.why?.[name] ?? ""}</small></li>`)}</ul>`}
   </div>`;
@@ -104,30 +126,57 @@ function RewardView({ store }) {
   const verify = store.commands.filter((each) => each.stage === "verify" && each.result);
   const passed = verify.filter((each) => each.result.exit_code === 0).length;
   const parts = Object.entries(store.reward?.parts ?? {});
+  const how = store.reward
+    ? (MADE[store.reward.source] ?? `Made by: ${words(store.reward.source)}.`)
+    : store.ended
+      ? "Not scored. No reward is not a zero: nothing was judged."
+      : "Scored at the end, when the agent is gone.";
   return html`<div class="rewardview">
     <p class="big">${store.reward ? reward(store.reward.total) : "–"}</p>
-    <p>${store.reward ? (MADE[store.reward.source] ?? `Made by: ${words(store.reward.source)}.`) : store.ended ? "Not scored. A reward of null is not a zero: nothing was judged." : "Scored at the end, when the agent is gone."}</p>
+    <p>${how}</p>
+    ${store.environment && html`<p class="hint">It worked on <b>${store.environment.name}</b>${store.environment.instance_id && html` <code>${store.environment.instance_id}</code>`}, with ${plural(store.environment.tools.length, "tool")} and ${plural(store.calls, "call")}.</p>`}
     ${verify.length > 0 &&
     html`<h2>Verify commands: ${passed} of ${verify.length} passed</h2>
-      <ul class="checks">${verify.map((each) => html`<li class=${each.result.exit_code === 0 ? "good" : "bad"}><span>${each.result.exit_code === 0 ? "passed" : each.result.timed_out ? "out of time" : `exit ${each.result.exit_code}`}</span><code>${each.command}</code></li>`)}</ul>`}
+      <ul class="checks">${verify.map(({ command, result }) => html`<li data-step class=${result.exit_code === 0 ? "good" : "bad"}><span>${result.exit_code === 0 ? "passed" : result.timed_out ? "out of time" : `exit ${result.exit_code}`}</span><code>${command}</code><small>${seconds(result.seconds)}</small></li>`)}</ul>
+      <p><a href=${`#/rollouts/${encodeURIComponent(store.id)}/commands`}>What they printed</a></p>`}
     ${parts.length > 0 && html`<table><thead><tr><th>Part</th><th>Value</th></tr></thead><tbody>${parts.map(([name, value]) => html`<tr><td>${name}</td><td class="number">${reward(value)}</td></tr>`)}</tbody></table>`}
     ${store.noticed.map((each) => html`<div class="noticed"><b>Noticed</b> ${each.what}<ul class="plain">${each.paths.map((path) => html`<li><code>${path}</code></li>`)}</ul></div>`)}
-    ${store.boxes.flatMap((box) => box.notes ?? []).map((note) => html`<p class="nothing">${note}</p>`)}
+    ${store.boxes.flatMap((box) => box.notes ?? []).map((note) => html`<p class="hint">${note}</p>`)}
   </div>`;
 }
 
-export function RolloutView({ id, part }) {
-  const store = useMemo(() => new RolloutStore(id), [id]);
-  const [stopping, setStopping] = useState("");
-  useEffect(() => store.open(), [store]);
-  store.version.value;
-  const state = store.state.value;
-  if (state === "refused")
-    return html`<section class="state"><h1>No such rollout</h1><p>${store.problem.value}</p><a class="button" href="#/">All rollouts</a></section>`;
-  if (!store.job) return html`<section class="state"><p class="spin">${state === "lost" ? "The server does not answer; trying again…" : "Reading its log…"}</p></section>`;
+/** j and k go from one piece of what is shown to the next. */
+function useSteps() {
+  useEffect(() => {
+    const step = ({ detail }) => {
+      const line = 120;
+      const stops = [...document.querySelectorAll(".rollout [data-step]")];
+      const tops = stops.map((stop) => stop.getBoundingClientRect().top);
+      const marked = stops.findIndex((stop) => stop.classList.contains("at") && stop.getBoundingClientRect().bottom > 0);
+      const first = tops.findIndex((top) => top > line - 2);
+      const here = marked >= 0 ? marked + detail : detail > 0 ? first : first < 0 ? stops.length - 1 : first - 1;
+      const to = stops[Math.max(0, Math.min(stops.length - 1, here < 0 && detail > 0 ? stops.length - 1 : here))];
+      for (const stop of stops) stop.classList.toggle("at", stop === to);
+      to?.scrollIntoView({ block: "start" });
+    };
+    addEventListener("rollcage-step", step);
+    return () => removeEventListener("rollcage-step", step);
+  }, []);
+}
 
-  const { job, ended } = store;
-  const at = ended ? "ended" : store.stages.at(-1)?.name ?? "queued";
+function Refusal({ store }) {
+  store.version.value;
+  if (locked.value) return html`<section class="state"><h1>A rollout</h1><p>It is shown to those who have a key.</p></section>`;
+  return html`<section class="state"><h1>No such rollout</h1><p>${store.problem.value}</p><a class="button" href="#/">All rollouts</a></section>`;
+}
+
+function Title({ store }) {
+  const [stopping, setStopping] = useState("");
+  store.version.value;
+  const { id, job, ended } = store;
+  const at = store.stages.at(-1)?.name ?? "queued";
+  const mood = tone({ outcome: ended?.outcome ?? null, reward: store.reward?.total ?? null });
+  const outcome = ended ? words(ended.outcome) : store.aborting || stopping === "stopping" ? "stopping…" : DOING[at];
   const abort = async () => {
     setStopping("stopping");
     try {
@@ -136,31 +185,56 @@ export function RolloutView({ id, part }) {
       setStopping(error.message);
     }
   };
-  const mood = tone({ outcome: ended?.outcome ?? null, reward: store.reward?.total ?? null });
-  return html`<section class="rollout">
-    <header class="title">
-      <a href="#/" class="back" aria-label="All rollouts">←</a>
+  return html`<header class="title">
+      <a href=${list.value} class="back" aria-label="All rollouts">←</a>
       <div>
         <h1>${job.task.id || clip(job.task.instruction, 80)}</h1>
-        <p class="facts"><code>${id}</code><span>${job.agent.name}${store.agent ? ` ${store.agent.version}` : ""}</span><span>${job.model.model}</span><span>${job.sandbox.backend}</span><time>${clock(store.createdAt)}</time></p>
+        <p class="facts">
+          <code title="Its id">${id}</code><span title="Agent">${job.agent.name}${store.agent ? ` ${store.agent.version}` : ""}</span><span title="Model">${job.model.model}</span><span title="Kind of box">${job.sandbox.backend}</span>
+          ${store.environment && html`<span title="Remote environment">${store.environment.name}</span>`}
+          <time title="Started">${clock(store.createdAt)}</time>${ended && html`<span title="From its start to its end">took ${seconds(store.endedAt - store.createdAt)}</span>`}
+        </p>
       </div>
       <div class="verdict ${mood}">
-        <span class="outcome">${ended ? words(ended.outcome) : store.aborting ? "stopping…" : words(at)}</span>
-        <span class="reward" title="Reward">${reward(store.reward?.total ?? null)}</span>
+        <span class="outcome" role="status">${outcome}</span>
+        ${ended && html`<span class="what">reward</span><span class="reward">${reward(store.reward?.total ?? null)}</span>`}
       </div>
       <div class="actions">
         ${!ended && html`<button class="danger" disabled=${stopping === "stopping" || store.aborting} onClick=${abort}>Abort</button>`}
-        <button class="quiet" onClick=${() => openRaw(id)}>Raw JSON</button>
+        <${RawJson} id=${id} />
       </div>
     </header>
-    ${job.model.kind === "scripted" && html`<p class="scripted">Scripted: no model is running; every answer comes from the task’s own script. The agent and the box are real.</p>`}
-    ${stopping && stopping !== "stopping" && html`<p class="wrong" role="alert">${stopping}</p>`}
+    ${stopping && stopping !== "stopping" && !ended && html`<p class="wrong" role="alert">${stopping}</p>`}`;
+}
+
+const VIEWS = { tokens: TokensView, commands: Commands, files: Files, reward: RewardView };
+
+export function RolloutView({ id, part }) {
+  const store = useMemo(() => new RolloutStore(id), [id]);
+  useEffect(() => store.open(), [store]);
+  useSteps();
+  store.version.value;
+  const state = store.state.value;
+  const name = store.job ? store.job.task.id || clip(store.job.task.instruction, 60) : id;
+  useEffect(() => void (document.title = `${name} · rollcage`), [name]);
+  if (state === "refused") return html`<${Refusal} store=${store} />`;
+  if (!store.job) return html`<section class="state"><p class="spin" role="status">${state === "lost" ? "The server does not answer; trying again…" : "Reading its log…"}</p></section>`;
+
+  const { job, ended } = store;
+  const View = VIEWS[part] ?? TranscriptView;
+  const mood = tone({ outcome: ended?.outcome ?? null, reward: null });
+  const numbers = { tokens: store.turns.length, commands: store.commands.length, files: store.files ? Object.keys(store.files.files).length : 0 };
+  const here = VIEWS[part] ? part : "transcript";
+  return html`<section class="rollout">
+    <${Title} store=${store} />
+    ${job.model.kind === "scripted" && html`<p class="scripted">Scripted: no model is running, the answers are the task’s own script. The agent and the box are real.</p>`}
+    ${store.restarts > 0 && html`<p class="scripted">Begun anew: the server that ran it first died before its agent began.</p>`}
     ${state === "lost" && html`<p class="wrong" role="status">The connection was lost. What happens meanwhile is not lost; this page tries again.</p>`}
     ${ended?.error && html`<div class="problem ${mood}" role="alert"><b>${ended.error}</b>${ADVICE[ended.error_code] && html`<p>${ADVICE[ended.error_code]}</p>`}</div>`}
     <${Timeline} store=${store} />
     <nav class="tabs" aria-label="Parts">
-      ${PARTS.map(([name, label]) => html`<a href=${`#/rollouts/${id}/${name}`} aria-current=${part === name ? "page" : undefined}>${label}${name === "tokens" && store.turns.length ? html` <small>${store.turns.length}</small>` : name === "commands" && store.commands.length ? html` <small>${store.commands.length}</small>` : ""}</a>`)}
+      ${PARTS.map(([each, label]) => html`<a href=${`#/rollouts/${encodeURIComponent(id)}/${each}`} aria-current=${here === each ? "page" : undefined}>${label}${numbers[each] > 0 && html` <small>${exact(numbers[each])}</small>`}</a>`)}
     </nav>
-    ${part === "tokens" ? html`<${TokensView} store=${store} />` : part === "commands" ? html`<${Commands} store=${store} />` : part === "files" ? html`<${Files} store=${store} />` : part === "reward" ? html`<${RewardView} store=${store} />` : html`<${TranscriptView} store=${store} />`}
+    <${View} key=${here} store=${store} />
   </section>`;
 }

@@ -1,6 +1,7 @@
 // One rollout, folded from its log as it comes. The server's log is the truth; nothing here is guessed.
 import { signal } from "../vendor/preact.js";
 import { follow } from "./api.js";
+import { SCORED } from "./text.js";
 import { Transcript } from "./transcript_fold.js";
 
 export class RolloutStore {
@@ -28,9 +29,11 @@ export class RolloutStore {
     this.agent = null;
     this.agentEnd = null;
     this.aborting = false;
+    this.environment = null;
+    this.calls = 0;
+    this.restarts = 0;
     this.transcript = new Transcript();
     this.live = new Map();
-    this.seen = 0;
   }
 
   open() {
@@ -68,11 +71,23 @@ export class RolloutStore {
   }
 
   add({ seq, time, event }) {
-    this.seen = seq;
     switch (event.kind) {
       case "queued":
         this.job = event.job;
         this.createdAt = time;
+        break;
+      case "requeued": {
+        // Another process begins it anew: what the dead one did is not part of it.
+        const { job, createdAt, restarts } = this;
+        this.reset();
+        Object.assign(this, { job, createdAt, restarts: restarts + 1 });
+        break;
+      }
+      case "environment_opened":
+        this.environment = event;
+        break;
+      case "tool_called":
+        this.calls += 1;
         break;
       case "stage_started":
         this.stages.push({ name: event.stage, from: time, to: null });
@@ -122,7 +137,7 @@ export class RolloutStore {
       case "ended":
         this.ended = event;
         this.endedAt = time;
-        if (!["succeeded", "agent_timeout", "agent_failed", "limit_reached"].includes(event.outcome)) this.reward = null;
+        if (!SCORED.includes(event.outcome)) this.reward = null;
         for (const stage of this.stages) stage.to ??= time;
         break;
       default:

@@ -4,7 +4,7 @@ import { follow, link } from "./api.js";
 
 const rows = new Map();
 /** Grows with each change of `rows`; whoever reads rows reads this first. */
-export const version = signal(0);
+const version = signal(0);
 /** "loading", "ready" or "failed". */
 export const loading = signal("loading");
 export const problem = signal("");
@@ -15,21 +15,17 @@ let scheduled = false;
 function changed() {
   if (scheduled) return;
   scheduled = true;
-  requestAnimationFrame(() => {
+  // A page in the background gets no frames, and must be right when somebody looks again.
+  setTimeout(() => {
     scheduled = false;
     version.value += 1;
-  });
+  }, 50);
 }
 
 function take(list) {
   for (const row of list) rows.set(row.rollout_id, row);
   if (list.length) changed();
 }
-
-export const row = (id) => {
-  version.value;
-  return rows.get(id);
-};
 
 /** Newest first. */
 export const all = computed(() => {
@@ -54,11 +50,12 @@ export function open() {
   });
 }
 
-/** Begin again, with another key. */
+/** Begin again, with another key: what the one before saw is forgotten. */
 export function restart() {
   stop?.();
   stop = null;
   rows.clear();
+  loading.value = "loading";
   changed();
   open();
 }

@@ -1,14 +1,23 @@
-// Numbers and times as people read them.
+// Numbers and times as people read them. Formatters are made once: making one costs more than drawing a row.
 
-export const STAGES = ["queued", "provision", "setup", "agent", "verify", "ended"];
+const NUMBER = new Intl.NumberFormat("en");
+const CLOCK = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const TIME = new Intl.DateTimeFormat(undefined, { hour: "numeric", minute: "2-digit" });
+const DAY = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "numeric", minute: "2-digit" });
 
 /** Good, neutral, bad or busy: how an outcome is coloured. */
 export function tone(row) {
   if (!row.outcome) return "busy";
   if (row.outcome === "succeeded") return row.reward === null || row.reward > 0 ? "good" : "dull";
   if (row.outcome === "aborted") return "dull";
-  return ["agent_timeout", "limit_reached", "agent_failed"].includes(row.outcome) ? "warn" : "bad";
+  return SCORED.includes(row.outcome) ? "warn" : "bad";
 }
+
+/** The outcomes that can carry a reward. */
+export const SCORED = ["succeeded", "agent_timeout", "agent_failed", "limit_reached"];
+
+/** What goes on in each stage. */
+export const DOING = { queued: "queued", provision: "opening a box", setup: "setting up", agent: "agent at work", verify: "verifying" };
 
 export const words = (name) => String(name ?? "").replaceAll("_", " ");
 
@@ -17,24 +26,31 @@ export function reward(value) {
   return Number.isInteger(value) ? String(value) : value.toFixed(Math.abs(value) < 0.1 ? 3 : 2);
 }
 
+/** Every digit of it. */
+export const exact = (number) => NUMBER.format(number);
+
+/** As many digits as fit a column. */
 export function count(number) {
   if (number === null || number === undefined) return "–";
-  if (number < 10_000) return number.toLocaleString("en");
-  if (number < 1_000_000) return `${(number / 1000).toFixed(number < 100_000 ? 1 : 0)}k`;
+  if (number < 10_000) return NUMBER.format(number);
+  if (number < 999_500) return `${(number / 1000).toFixed(number < 99_950 ? 1 : 0)}k`;
   return `${(number / 1_000_000).toFixed(1)}M`;
 }
+
+export const plural = (number, one, many = `${one}s`) => `${exact(number)} ${number === 1 ? one : many}`;
 
 export function seconds(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   if (value < 0.001) return "0 ms";
-  if (value < 1) return `${Math.round(value * 1000)} ms`;
-  if (value < 60) return `${value.toFixed(value < 10 ? 1 : 0)} s`;
+  if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
+  if (value < 59.5) return `${value.toFixed(value < 9.95 ? 1 : 0)} s`;
   const whole = Math.round(value);
-  if (whole < 3600) return `${Math.floor(whole / 60)} m ${whole % 60} s`;
-  return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} m`;
+  if (whole < 3600) return whole % 60 ? `${Math.floor(whole / 60)} min ${whole % 60} s` : `${whole / 60} min`;
+  return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
 }
 
 export function age(then, now) {
+  if (!then) return "–";
   const past = Math.max(0, now - then);
   if (past < 60) return `${Math.floor(past)} s`;
   if (past < 3600) return `${Math.floor(past / 60)} min`;
@@ -42,10 +58,17 @@ export function age(then, now) {
   return `${Math.floor(past / 86400)} d`;
 }
 
-export const clock = (then) =>
-  new Date(then * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+/** In the reader's own time zone, to the second. */
+export const clock = (then) => (then ? CLOCK.format(then * 1000) : "");
+
+/** As short as it can be told from now: the hour, and the day where that was another one. */
+export function when(then, now) {
+  const same = new Date(then * 1000).toDateString() === new Date(now * 1000).toDateString();
+  return (same ? TIME : DAY).format(then * 1000);
+}
 
 export function clip(text, most) {
-  const line = String(text ?? "").replace(/\s+/g, " ").trim();
+  // A long text is cut before it is searched: only its beginning is shown.
+  const line = String(text ?? "").slice(0, most * 4).replace(/\s+/g, " ").trim();
   return line.length > most ? `${line.slice(0, most - 1)}…` : line;
 }

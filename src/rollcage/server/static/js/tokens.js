@@ -1,7 +1,8 @@
 // Every token the model said, coloured by how sure it was.
-import { html, useEffect, useRef, useState } from "../vendor/preact.js";
+import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { request } from "./api.js";
-import { count, seconds } from "./text.js";
+import { count, plural, seconds } from "./text.js";
+import { useNear } from "./virtual.js";
 
 const cache = new Map();
 const KEPT = 60;
@@ -38,16 +39,17 @@ export function entropy(token) {
 function EntropyLine({ tokens }) {
   const values = tokens.map(entropy);
   if (!values.some((value) => value !== null)) return null;
-  const most = Math.max(0.5, ...values.map((value) => value ?? 0));
+  const highest = values.reduce((a, b) => Math.max(a, b ?? 0), 0);
+  const most = Math.max(0.5, highest);
   const width = 600;
   const step = width / Math.max(1, values.length - 1);
   const path = values.map((value, index) => `${index ? "L" : "M"}${(index * step).toFixed(1)} ${(34 - ((value ?? 0) / most) * 32).toFixed(1)}`).join("");
   const mean = values.reduce((sum, value) => sum + (value ?? 0), 0) / values.length;
   return html`<figure class="entropy">
-    <svg viewBox="0 0 ${width} 36" preserveAspectRatio="none" role="img" aria-label=${`Entropy along the turn: mean ${mean.toFixed(2)}, at most ${most.toFixed(2)} nats`}>
+    <svg viewBox="0 0 ${width} 36" preserveAspectRatio="none" role="img" aria-label=${`Entropy along the turn: mean ${mean.toFixed(2)}, at most ${highest.toFixed(2)} nats`}>
       <path d=${`${path}L${width} 36L0 36Z`} class="under" /><path d=${path} class="line" />
     </svg>
-    <figcaption>entropy, mean ${mean.toFixed(2)}, highest ${most.toFixed(2)} nats</figcaption>
+    <figcaption>Entropy along the turn: mean ${mean.toFixed(2)}, highest ${highest.toFixed(2)} nats</figcaption>
   </figure>`;
 }
 
@@ -57,96 +59,133 @@ function shade(logprob) {
   return String(Math.min(9, Math.floor((1 - chance) * 10)));
 }
 
+const percent = (logprob) => {
+  const chance = Math.exp(logprob) * 100;
+  return chance < 0.1 ? "< 0.1 %" : `${chance.toFixed(1)} %`;
+};
+const known = (logprob) => logprob !== null && logprob !== undefined;
+
 function Tip({ token, at }) {
   const [text, id, logprob, top] = token;
-  return html`<div class="tip" role="tooltip" style=${{ left: `${at.x}px`, top: `${at.y}px` }}>
-    <b>${JSON.stringify(text)}</b>
-    <span>id ${id ?? "unknown"}</span>
-    <span>${logprob === null ? "no logprob" : `logprob ${logprob.toFixed(4)}, ${(Math.exp(logprob) * 100).toFixed(1)} %`}</span>
-    ${top?.length > 0 &&
-    html`<table><tbody>${top.map(([other, otherId, value]) => html`<tr class=${otherId === id && other === text ? "chosen" : ""}><td>${JSON.stringify(other)}</td><td>${otherId ?? ""}</td><td>${(Math.exp(value) * 100).toFixed(1)} %</td></tr>`)}</tbody></table>`}
-  </div>`;
+  // Below the token where there is room, else above it.
+  const place = at.below ? { left: `${at.x}px`, top: `${at.y}px` } : { left: `${at.x}px`, bottom: `${innerHeight - at.y}px` };
+  const line = `${JSON.stringify(text)}, id ${id ?? "unknown"}, ${known(logprob) ? `logprob ${logprob.toFixed(4)}, ${percent(logprob)}` : "no logprob"}`;
+  return html`<div class="tip" style=${place} aria-hidden="true">
+      <b>${JSON.stringify(text)}</b>
+      <span>id ${id ?? "unknown"}</span>
+      <span>${known(logprob) ? `logprob ${logprob.toFixed(4)}, ${percent(logprob)}` : "no logprob"}</span>
+      ${top?.length > 0 &&
+      html`<table><thead><tr><th>instead</th><th>id</th><th>logprob</th><th></th></tr></thead>
+        <tbody>${top.map(([other, otherId, value]) => html`<tr class=${otherId === id && other === text ? "chosen" : ""}><td>${JSON.stringify(other)}</td><td>${otherId ?? ""}</td><td>${value.toFixed(2)}</td><td>${percent(value)}</td></tr>`)}</tbody></table>`}
+    </div>
+    <p class="hidden" role="status">${line}${top?.length > 0 && `; instead ${top.map(([other, , value]) => `${JSON.stringify(other)} ${percent(value)}`).join(", ")}`}</p>`;
 }
 
-function TokenText({ tokens, onTip }) {
+function TokenText({ tokens, onTip, name }) {
   const box = useRef();
-  const [at, setAt] = useState(-1);
+  const at = useRef(-1);
+  // Marked by hand: drawing thousands of tokens again for one outline is what makes a pointer stutter.
   const show = (index) => {
+    box.current?.querySelector(".at")?.classList.remove("at");
     const element = box.current?.querySelector(`[data-i="${index}"]`);
+    at.current = index;
     if (!element) return onTip(null);
-    const place = element.getBoundingClientRect();
-    const x = Math.max(8, Math.min(place.left, innerWidth - 300));
-    onTip({ token: tokens[index], at: { x, y: place.bottom + 6 > innerHeight - 190 ? place.top - 190 : place.bottom + 6 } });
+    element.classList.add("at");
+    const rows = element.getClientRects();
+    const place = rows[0] ?? element.getBoundingClientRect();
+    const below = place.bottom + 220 < innerHeight || place.top < 220;
+    const x = Math.max(8, Math.min(place.left, innerWidth - 318));
+    onTip({ token: tokens[index], at: { x, y: below ? place.bottom + 6 : place.top - 6, below } });
   };
   const over = (event) => {
     const index = event.target.dataset?.i;
-    if (index === undefined) return;
-    setAt(Number(index));
-    show(Number(index));
+    if (index !== undefined) show(Number(index));
   };
   const key = (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
+    const next = { ArrowRight: at.current + 1, ArrowLeft: at.current - 1, Home: 0, End: tokens.length - 1 }[event.key];
+    if (next === undefined) return;
     event.preventDefault();
-    const next = Math.max(0, Math.min(tokens.length - 1, at + step));
-    setAt(next);
-    show(next);
+    const index = Math.max(0, Math.min(tokens.length - 1, next));
+    box.current.querySelector(`[data-i="${index}"]`)?.scrollIntoView({ block: "nearest" });
+    show(index);
   };
-  return html`<div class="tokentext" ref=${box} tabindex="0" role="group" aria-label="Tokens; arrow keys go from one to the next" onMouseOver=${over} onClick=${over} onMouseLeave=${() => onTip(null)} onKeyDown=${key} onBlur=${() => onTip(null)}>
-    ${tokens.map(([text, , logprob], index) => html`<span data-i=${index} class=${`t${shade(logprob)}${index === at ? " at" : ""}`}>${text === "" ? "␀" : text.includes("\n") ? text.replaceAll("\n", "↵\n") : text}</span>`)}
-  </div>`;
+  const drawn = useMemo(() => tokens.map(([text, , logprob], index) => html`<span data-i=${index} class=${`t${shade(logprob)}`}>${shownText(text)}</span>`), [tokens]);
+  return html`<div class="tokentext" ref=${box} tabindex="0" role="group" aria-label=${`Tokens of ${name}; the arrow keys go from one to the next`} onMouseOver=${over} onClick=${over} onMouseLeave=${() => onTip(null)} onKeyDown=${key} onBlur=${() => onTip(null)}>${drawn}</div>`;
 }
+
+const shownText = (text) => (text === "" ? "␀" : text.includes("\n") ? text.replaceAll("\n", "↵\n") : text);
 
 function Turn({ id, turn, onTip }) {
   const place = useRef();
-  const [near, setNear] = useState(false);
+  const perLine = Math.max(6, Math.floor((Math.min(innerWidth, 1280) - 80) / 38));
+  const [near, height] = useNear(place, 34 + (turn.token_count ? 80 + Math.ceil(turn.token_count / perLine) * 22 : 0));
   const [whole, setWhole] = useState(null);
   const [wrong, setWrong] = useState("");
 
   useEffect(() => {
-    const watch = new IntersectionObserver((seen) => setNear(seen.some((each) => each.isIntersecting)), { rootMargin: "600px" });
-    watch.observe(place.current);
-    return () => watch.disconnect();
-  }, []);
-  useEffect(() => {
     let gone = false;
     if (!near) setWhole(null);
-    else load(id, turn.seq).then((found) => !gone && setWhole(found), (error) => !gone && setWrong(error.message));
+    else load(id, turn.seq).then((found) => !gone && (setWhole(found), setWrong("")), (error) => !gone && setWrong(error.message));
     return () => (gone = true);
   }, [near]);
 
-  // The height of what is not drawn is guessed, so that the page does not jump when it is.
-  const guess = Math.max(40, Math.ceil(turn.token_count / 16) * 22);
-  return html`<article class="turn" ref=${place} id=${`turn-${turn.index}`}>
-    <header>
-      <b>Turn ${turn.index}</b>
-      <span class="tag">${turn.purpose}</span>
-      <span>${count(turn.prompt_count)} in, ${count(turn.token_count)} out</span>
-      <span>${seconds(turn.seconds)}${turn.first_token_s !== null && turn.first_token_s !== undefined ? `, first token ${seconds(turn.first_token_s)}` : ""}</span>
-      <span>${turn.finish_reason ?? "cut"}</span>
-      ${turn.trainable ? html`<span class="tag good">trainable</span>` : html`<span class="tag warn" title=${turn.untrainable_reason}>not trainable: ${turn.untrainable_reason || "unknown"}</span>`}
-    </header>
-    ${turn.error && html`<p class="wrong">${turn.error}</p>`}
-    ${wrong && html`<p class="wrong">${wrong}</p>`}
-    ${whole
-      ? html`<${EntropyLine} tokens=${whole.tokens} /><${TokenText} tokens=${whole.tokens} onTip=${onTip} />`
-      : html`<div class="guess" style=${{ height: `${guess + (turn.token_count ? 56 : 0)}px` }}></div>`}
+  const waiting = near && !whole;
+  return html`<article class="turn ${waiting ? "waiting" : ""}" ref=${place} id=${`turn-${turn.index}`} aria-label=${`Turn ${turn.index}`} data-step data-drawn=${whole ? "1" : undefined} style=${{ minHeight: whole ? "" : `${height}px` }}>
+    ${near && html`<${Facts} turn=${turn} />`}
+    ${near && turn.error && html`<p class="wrong">${turn.error}</p>`}
+    ${near && wrong && html`<p class="wrong">${wrong}</p>`}
+    ${near && whole && whole.tokens.length > 0 && html`<${EntropyLine} tokens=${whole.tokens} /><${TokenText} tokens=${whole.tokens} onTip=${onTip} name=${`turn ${turn.index}`} />`}
+    ${near && whole && !whole.tokens.length && html`<p class="hint">Nothing was sampled.</p>`}
+    ${waiting && html`<div class="guess" aria-hidden="true"></div>`}
   </article>`;
 }
 
-export function TokensView({ store }) {
+function Facts({ turn }) {
+  return html`<header>
+    <b>Turn ${turn.index}</b>
+    <span class="tag">${turn.purpose}</span>
+    <span>${count(turn.prompt_count)} tokens in, ${count(turn.token_count)} out</span>
+    <span>${seconds(turn.seconds)}${known(turn.first_token_s) ? `, first token after ${seconds(turn.first_token_s)}` : ""}</span>
+    <span title="Why it ended">${turn.finish_reason ?? "cut"}</span>
+    ${known(turn.replaces) && html`<span class="tag">repeats turn ${turn.replaces}</span>`}
+    ${turn.trainable ? html`<span class="tag good">trainable</span>` : html`<span class="tag warn" title=${turn.untrainable_reason}>not trainable: ${turn.untrainable_reason || "unknown"}</span>`}
+  </header>`;
+}
+
+/** Sets what the pointer is on; scrolling, and Escape, put it away. */
+function useTip() {
   const [tip, setTip] = useState(null);
+  useEffect(() => {
+    if (!tip) return;
+    const from = scrollY;
+    const close = () => setTip(null);
+    const scrolled = () => Math.abs(scrollY - from) > 60 && close();
+    addEventListener("scroll", scrolled, { passive: true });
+    addEventListener("rollcage-close", close);
+    return () => {
+      removeEventListener("scroll", scrolled);
+      removeEventListener("rollcage-close", close);
+    };
+  }, [tip]);
+  return [tip, setTip];
+}
+
+export function TokensView({ store }) {
+  const [tip, setTip] = useTip();
   store.version.value;
   const turns = store.turns;
+  const sampled = turns.reduce((sum, turn) => sum + turn.token_count, 0);
+  const trained = turns.filter((turn) => turn.trainable).reduce((sum, turn) => sum + turn.token_count, 0);
+  // Turns never change once they are there: only new ones are drawn.
+  const drawn = useMemo(() => turns.map((turn) => html`<${Turn} key=${turn.seq} id=${store.id} turn=${turn} onTip=${setTip} />`), [store, turns.length]);
   if (!turns.length)
     return html`<p class="nothing">${store.ended ? (store.job?.mode === "black_box" ? "This rollout was not recorded: its mode is black_box." : "The model was never asked.") : "No model call has ended yet."}</p>`;
-  const trained = turns.filter((turn) => turn.trainable).reduce((sum, turn) => sum + turn.token_count, 0);
-  return html`<div class="tokenview" onWheel=${() => setTip(null)}>
+  return html`<div class="tokenview">
     <div class="keyrow">
-      <span>${count(turns.length)} turns, ${count(turns.reduce((sum, turn) => sum + turn.token_count, 0))} tokens sampled, ${count(trained)} of them trainable</span>
-      <span class="scale" aria-label="Colour: from sure to surprising">sure ${[0, 2, 4, 6, 8, 9].map((level) => html`<i class=${`t${level}`}></i>`)} surprising</span>
+      <span>${plural(turns.length, "turn")}, ${count(sampled)} tokens sampled, ${trained === sampled ? "all" : count(trained)} of them trainable</span>
+      <span class="scale" role="img" aria-label="Colour: from sure to surprising">sure ${[0, 2, 4, 6, 8, 9].map((level) => html`<i class=${`t${level}`}></i>`)} surprising</span>
     </div>
-    ${turns.map((turn) => html`<${Turn} key=${turn.index} id=${store.id} turn=${turn} onTip=${setTip} />`)}
+    ${drawn}
     ${tip && html`<${Tip} ...${tip} />`}
   </div>`;
 }

@@ -1,17 +1,30 @@
 // What the agent said and did, as it happens.
-import { html, useEffect, useRef, useState } from "../vendor/preact.js";
-import { DiffLines, Patch, lines } from "./diff.js";
-import { clip, seconds } from "./text.js";
+import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
+import { DiffLines, lines } from "./diff.js";
+import { clip, plural, seconds } from "./text.js";
+import { useNear } from "./virtual.js";
 
-const string = (value) => (typeof value === "string" ? value : value === undefined ? "" : JSON.stringify(value, null, 2));
+const string = (value) => (typeof value === "string" ? value : value === undefined || value === null ? "" : JSON.stringify(value, null, 2));
+const SHOWN = 10;
+/** Shorter transcripts are drawn in whole, so that the browser's own search finds everything. */
+const LONG = 60;
 
-function Output({ text }) {
+/** Printed text; of a long one the beginning, until somebody wants the rest. */
+export function Output({ text, bad = false }) {
   const [whole, setWhole] = useState(false);
   const rows = text.replace(/\s+$/, "").split("\n");
-  const long = rows.length > 14 || text.length > 4000;
-  const shown = whole || !long ? text : `${rows.slice(0, 12).join("\n").slice(0, 3500)}`;
-  return html`<pre class="output" tabindex="0">${shown.slice(0, 400_000)}</pre>
-    ${long && html`<button class="quiet more" onClick=${() => setWhole(!whole)}>${whole ? "Show less" : `Show all ${rows.length} lines`}</button>`}`;
+  const long = rows.length > SHOWN + 3 || text.length > 4000;
+  const shown = whole || !long ? text.slice(0, 400_000) : rows.slice(0, SHOWN).join("\n").slice(0, 3500);
+  return html`<pre class="output ${bad ? "error" : ""} ${long && !whole ? "cut" : ""}" tabindex="0">${shown}</pre>
+    ${long && html`<button class="quiet more" aria-expanded=${whole} onClick=${() => setWhole(!whole)}>${whole ? "Show less" : rows.length > SHOWN ? `Show all ${plural(rows.length, "line")}` : "Show all of it"}</button>`}`;
+}
+
+/** The one thing that tells most about a call. */
+function gist(input, state) {
+  const named = input.command ?? input.filePath ?? input.pattern ?? input.url ?? input.description ?? state.title;
+  if (typeof named === "string" && named) return named;
+  const given = Object.entries(input).map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`);
+  return given.join(", ");
 }
 
 function Tool({ part }) {
@@ -20,37 +33,53 @@ function Tool({ part }) {
   const name = string(part.tool) || "tool";
   const status = string(state.status);
   const took = state.time?.end && state.time?.start ? (state.time.end - state.time.start) / 1000 : null;
-  const title = input.command ?? input.filePath ?? input.pattern ?? input.url ?? state.title ?? "";
+  const said = string(gist(input, state));
   const edit = typeof input.oldString === "string" && typeof input.newString === "string";
   const write = name === "write" && typeof input.content === "string";
-  return html`<details class="tool ${status}" open=${edit || write || name === "bash"}>
+  const patch = name === "apply_patch" && typeof input.patchText === "string";
+  const command = typeof input.command === "string" ? input.command : "";
+  const rows = useMemo(() => (edit ? lines(input.oldString, input.newString) : write ? lines("", input.content) : null), [input.oldString, input.newString, input.content]);
+  const running = status === "running" || status === "pending";
+  return html`<details class="tool ${status === "error" ? "error" : ""}" open=${edit || write || patch || Boolean(command)}>
     <summary>
       <span class="name">${name}</span>
-      <code>${clip(string(title), 140)}</code>
-      <span class="how">${status === "running" || status === "pending" ? "running…" : status === "error" ? "failed" : took !== null ? seconds(took) : ""}</span>
+      <code>${clip(said, 200)}</code>
+      <span class="how">${running ? html`<span class="spin">running</span>` : status === "error" ? "failed" : took !== null ? seconds(took) : ""}</span>
     </summary>
-    ${name === "bash" && input.command && html`<pre class="command">${string(input.command)}</pre>`}
-    ${edit && html`<${DiffLines} rows=${lines(input.oldString, input.newString)} />`}
-    ${write && html`<${DiffLines} rows=${lines("", input.content)} />`}
-    ${name === "apply_patch" && typeof input.patchText === "string" && html`<pre class="output">${input.patchText}</pre>`}
-    ${!edit && !write && name !== "bash" && Object.keys(input).length > 0 && html`<${Output} text=${string(input)} />`}
-    ${!edit && !write && state.output && html`<${Output} text=${string(state.output)} />`}
+    ${(command.includes("\n") || command.length > 100) && html`<pre class="command">${command}</pre>`}
+    ${rows && html`<${DiffLines} rows=${rows} />`}
+    ${patch && html`<${Output} text=${input.patchText} />`}
+    ${!rows && !patch && !command && Object.keys(input).length > 0 && html`<${Output} text=${string(input)} />`}
+    ${!rows && state.output && html`<${Output} text=${string(state.output)} />`}
     ${state.error && html`<p class="wrong">${string(state.error)}</p>`}
   </details>`;
 }
 
 function Part({ part }) {
-  if (part.type === "text") return part.text ? html`<div class="words">${string(part.text)}</div>` : null;
+  if (part.type === "text") return html`<div class="words">${string(part.text)}</div>`;
   if (part.type === "reasoning")
-    return part.text ? html`<details class="thought"><summary>Thought</summary><div class="words">${string(part.text)}</div></details>` : null;
-  if (part.type === "tool") return html`<${Tool} part=${part} />`;
-  return null;
+    return html`<details class="thought"><summary>Thought <small>${clip(string(part.text), 90)}</small></summary><div class="words">${string(part.text)}</div></details>`;
+  return html`<${Tool} part=${part} />`;
+}
+
+/** One message; far from what is seen it is only its height. */
+function Message({ message, speaker, first, lazy }) {
+  const place = useRef();
+  const [near, height] = useNear(place, 120, lazy);
+  // The same value drawn before is not compared again: a long transcript grows at the end only.
+  return useMemo(
+    () => html`<article ref=${place} class="message ${message.role === "user" ? "user" : "agent"}" data-step data-drawn=${near ? "1" : undefined} style=${{ height: near ? "" : `${height}px` }}>
+      ${near && first && html`<header>${speaker}</header>`}
+      ${near && message.parts.map((part, index) => html`<${Part} key=${part.id ?? index} part=${part} />`)}
+    </article>`,
+    [message, near, speaker, first],
+  );
 }
 
 /** What the model is saying at this moment. */
-function Live({ turn }) {
-  return html`<article class="message live" aria-live="polite" aria-busy="true">
-    <header>The model speaks<span class="how">${turn.tokens} tokens</span></header>
+function Live({ turn, speaker, first }) {
+  return html`<article class="message live" aria-busy="true" data-step>
+    <header>${first && speaker}<span class="how">${plural(turn.tokens, "token")} so far</span></header>
     ${turn.reasoning && html`<div class="words thought">${turn.reasoning.slice(-4000)}</div>`}
     ${turn.content && html`<div class="words">${turn.content.slice(-20_000)}</div>`}
     ${turn.calls && html`<pre class="output">${turn.calls.slice(-8000)}</pre>`}
@@ -58,41 +87,88 @@ function Live({ turn }) {
   </article>`;
 }
 
-export function TranscriptView({ store }) {
-  const end = useRef();
-  const follow = useRef(true);
-  store.version.value;
-  const messages = store.transcript.messages();
-  const live = [...store.live.values()];
-  const told = messages.some((message) => message.role === "user" && message.parts.length);
+/** The agent repeats what its model says, a little later: what is in a running turn is not shown twice. */
+function withoutEchoes(messages, live) {
+  const last = messages.at(-1);
+  if (!last || last.role === "user" || !live.length) return messages;
+  const same = (part, said) => said && (said.trim().startsWith(part.text.trim()) || part.text.trim().startsWith(said.trim()));
+  const echo = (part) => live.some((turn) => (part.type === "text" && same(part, turn.content)) || (part.type === "reasoning" && same(part, turn.reasoning)));
+  if (!last.parts.some(echo)) return messages;
+  const parts = last.parts.filter((part) => !echo(part));
+  return [...messages.slice(0, -1), ...(parts.length ? [{ ...last, parts }] : [])];
+}
 
+const holds = (message, needle) => JSON.stringify(message.parts).toLowerCase().includes(needle);
+
+const HANDS = ["wheel", "touchmove", "pointerdown", "keydown"];
+
+/** Keeps the end in view while it grows, until the reader goes elsewhere. */
+function useFollowing(running, box) {
+  const [following, setFollowing] = useState(null);
+  const toEnd = () => scrollTo({ top: document.documentElement.scrollHeight });
   useEffect(() => {
+    const near = () => innerHeight + scrollY > document.documentElement.scrollHeight - 160;
+    let last = scrollY;
+    let touched = 0;
+    // The page scrolls by itself too; only what a hand did a moment ago leaves the end.
+    const hand = () => (touched = performance.now());
     const look = () => {
-      follow.current = innerHeight + scrollY > document.documentElement.scrollHeight - 160;
+      if (near()) setFollowing(true);
+      else if (scrollY < last && performance.now() - touched < 1000) setFollowing(false);
+      last = scrollY;
     };
+    setFollowing(near());
     addEventListener("scroll", look, { passive: true });
-    return () => removeEventListener("scroll", look);
+    for (const name of HANDS) addEventListener(name, hand, { passive: true });
+    return () => {
+      removeEventListener("scroll", look);
+      for (const name of HANDS) removeEventListener(name, hand);
+    };
   }, []);
   useEffect(() => {
-    if (follow.current && !store.ended && scrollY > 0) end.current?.scrollIntoView({ block: "end" });
-  });
+    if (!running || !following) return;
+    toEnd();
+    const sizes = new ResizeObserver(toEnd);
+    sizes.observe(box.current);
+    return () => sizes.disconnect();
+  }, [running, following]);
+  return [following, () => (setFollowing(true), toEnd())];
+}
 
-  return html`<div class="transcript">
-    ${!told &&
-    store.job &&
-    html`<article class="message user"><header>Instruction</header><div class="words">${store.job.task.instruction.trim()}</div></article>`}
-    ${messages.map(
-      (message) => html`<article class="message ${message.role === "user" ? "user" : "agent"}" key=${message.id}>
-        <header>${message.role === "user" ? "Instruction" : store.job?.agent.name ?? "Agent"}</header>
-        ${message.parts.map((part, index) => html`<${Part} key=${part.id ?? index} part=${part} />`)}
-      </article>`,
-    )}
-    ${store.transcript.lines.length > 0 && html`<article class="message agent"><header>Printed</header><${Output} text=${store.transcript.lines.join("\n")} /></article>`}
-    ${live.map((turn, index) => html`<${Live} key=${index} turn=${turn} />`)}
-    ${store.transcript.errors.map((error) => html`<p class="wrong">${error}</p>`)}
-    ${!messages.length && !live.length && !store.ended && html`<p class="nothing spin">${store.agent ? "The agent has started; it has not said anything yet." : "The agent has not started yet."}</p>`}
-    ${!messages.length && store.ended && html`<p class="nothing">The agent said nothing.</p>`}
-    <div ref=${end}></div>
+function Ending({ store }) {
+  store.version.value;
+  const { errors, notes, printed } = store.transcript;
+  const end = store.agentEnd;
+  return html`${printed.length > 0 && html`<article class="message agent" data-step><header>Printed</header>${printed.map(({ stream, text }) => html`<div class="tool"><${Output} text=${text} bad=${stream === "stderr"} /></div>`)}</article>`}
+    ${notes.map((note) => html`<p class="nothing">${note}</p>`)}
+    ${errors.map((error) => html`<p class="wrong" data-step>${error}</p>`)}
+    ${end?.error && !errors.length && html`<p class="wrong" data-step>${end.error}</p>`}
+    ${end?.log_tail && (end.error || end.exit_code) && html`<details class="tool"><summary><span class="name">The end of the agent’s log</span><span class="how">${end.exit_code === null ? "" : `exit ${end.exit_code}`}</span></summary><${Output} text=${end.log_tail} /></details>`}`;
+}
+
+export function TranscriptView({ store }) {
+  const [text, setText] = useState("");
+  store.version.value;
+  const running = !store.ended;
+  const box = useRef();
+  const [following, toEnd] = useFollowing(running, box);
+  const live = [...store.live.values()];
+  const all = withoutEchoes(store.transcript.messages(), live);
+  const needle = text.trim().toLowerCase();
+  const messages = needle ? all.filter((message) => holds(message, needle)) : all;
+  const told = all.some((message) => message.role === "user");
+  const agent = store.job?.agent.name ?? "Agent";
+  const silent = !all.length && !live.length && !store.transcript.printed.length;
+  const instruction = store.job?.task.instruction.trim();
+
+  return html`<div class="transcript" ref=${box}>
+    ${all.length > 3 && html`<div class="find"><input type="search" placeholder="Find in this transcript" aria-label="Find in this transcript" aria-keyshortcuts="/" value=${text} onInput=${(event) => setText(event.target.value)} /><small role="status">${needle ? `${messages.length} of ${plural(all.length, "message")}` : plural(all.length, "message")}</small></div>`}
+    ${!told && !needle && instruction && html`<article class="message user" data-step><header>Instruction</header><div class="words">${instruction}</div></article>`}
+    ${messages.map((message, index) => html`<${Message} key=${message.id} message=${message} speaker=${message.role === "user" ? "Instruction" : agent} first=${message.role !== messages[index - 1]?.role} lazy=${messages.length > LONG} />`)}
+    ${live.map((turn, index) => html`<${Live} key=${index} turn=${turn} speaker=${agent} first=${!all.length || all.at(-1).role === "user"} />`)}
+    ${!needle && html`<${Ending} store=${store} />`}
+    ${silent && running && html`<p class="nothing spin" role="status">${store.agent ? "The agent has started; it has not said anything yet." : "The agent has not started yet."}</p>`}
+    ${silent && !running && html`<p class="nothing">${store.agent ? "The agent said nothing." : "The agent never started."}</p>`}
+    ${running && following === false && html`<button class="latest" onClick=${toEnd}>To the latest ↓</button>`}
   </div>`;
 }
-export { Patch };
