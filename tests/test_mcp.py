@@ -17,6 +17,7 @@ import jsonschema
 import pytest
 
 from environment_server import HOLD, served, shell
+from served import steady_port
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 async def http(server: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=server, headers=BOTH, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=server, headers=BOTH, timeout=120) as client:
         yield client
 
 
@@ -188,6 +189,9 @@ async def test_an_idempotency_key_joins_the_first_rollout(call: Call) -> None:
     first = (await call("start_rollout", shell("sleep 1", idempotency_key="same")))["structuredContent"]
     second = (await call("run_rollout", shell("sleep 1", idempotency_key="same")))["structuredContent"]
     assert second["rollout_id"] == first["rollout_id"]
+    other = await call("start_rollout", shell("sleep 1", idempotency_key="same", task_id="other"))
+    assert other["isError"]
+    assert (other["structuredContent"]["error_code"], other["structuredContent"]["argument"]) == ("conflict", "task_id")
 
 
 async def test_white_space_keeps_a_silent_call_alive(http: httpx.AsyncClient) -> None:
@@ -204,7 +208,7 @@ async def test_a_vanished_client_has_the_effect_it_chose(
     server: str, call: Call, choice: str, outcome: str | None
 ) -> None:
     arguments = shell(HOLD, idempotency_key=f"vanish-{choice}", on_disconnect=choice)
-    async with httpx.AsyncClient(base_url=server, headers=BOTH) as client:
+    async with httpx.AsyncClient(base_url=server, headers=BOTH, timeout=120) as client:
         body = request("tools/call", {"name": "run_rollout", "arguments": arguments})
         async with client.stream("POST", "/mcp", json=body) as answer:
             async for _ in answer.aiter_raw():
@@ -291,10 +295,11 @@ async def test_nobody_reaches_the_environments_controls_over_mcp(http: httpx.Asy
 
 async def test_an_open_session_outlives_the_server(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        with served(tmp_path, sessions=0) as url:
+        port = steady_port()
+        with served(tmp_path, port=port, sessions=0) as url:
             client = await official(stack, url)
             first = await client.call_tool("run_rollout", shell("true"))
-        with served(tmp_path, port=int(url.rpartition(":")[2]), sessions=0):
+        with served(tmp_path, port=port, sessions=0):
             rollout = {"rollout_id": first.structuredContent["rollout_id"]}
             again = await client.call_tool("finalize_rollout", rollout)
             assert again.structuredContent == first.structuredContent
@@ -362,7 +367,7 @@ anyio.run(main)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_newest_clients_work_too(server: str, tmp_path: Path) -> None:
     """They need packages that cannot live beside OpenEnv's."""
     venv.create(tmp_path / "venv", with_pip=True)

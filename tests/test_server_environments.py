@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -141,10 +142,20 @@ async def test_an_instance_that_nobody_uses_is_released(environments: RemoteEnvi
     environments.idle_s = 0.5
     await environments.tools("desk", Caller())
     assert len(fleet.running) == 1
-    with anyio.fail_after(20):
+    with anyio.fail_after(120):
         while fleet.running:
             await anyio.sleep(0.05)
     assert (await environments.tools("desk", Caller())).instance_id == "local-2", "and the next call gets another"
+
+
+async def test_the_time_an_instance_takes_to_come_up_is_no_idle_time(
+    environments: RemoteEnvironments, fleet: FleetRuntime
+) -> None:
+    fleet.faults.boot_s = 1.0
+    began = time.monotonic()
+    await environments.tools("desk", Caller())
+    (instance,) = environments._instances.values()
+    assert instance.used >= began + 1.0
 
 
 async def test_a_call_ends_when_its_instance_is_released(environments: RemoteEnvironments, fleet: FleetRuntime) -> None:

@@ -36,7 +36,7 @@ def test_a_key_file_has_hashes_only_and_each_key_its_name_and_limits(tmp_path: P
     assert alice not in path.read_text()
     path.write_text(path.read_text().replace('[keys."alice"]', '[keys."alice"]\nat_once = 2\nqueue = 3'))
     keys = load_keys(path)
-    assert keys.caller(bearer(alice)).share == ("alice", 2, 3)
+    assert keys.caller(bearer(alice)).share == ("alice", 2, 3, False)
     assert keys.caller([(b"x-api-key", boss.encode())]).admin
     for wrong in ("", "x", alice + "x", digest_of(alice)):
         with pytest.raises(Unauthorized):
@@ -87,7 +87,7 @@ async def test_each_key_sees_its_own_rollouts_and_an_admin_all(tmp_path: Path) -
         server.http(alice) as by_alice,
         server.http(bob) as by_bob,
         server.http(boss) as by_boss,
-        httpx.AsyncClient(base_url=server.url) as by_nobody,
+        httpx.AsyncClient(base_url=server.url, timeout=120) as by_nobody,
     ):
         assert (await by_nobody.get("/health")).status_code == 200
         for method, address in (("GET", "/rollouts"), ("POST", "/rollouts"), ("GET", "/metrics"), ("POST", "/reset")):
@@ -128,9 +128,27 @@ async def test_a_key_at_its_limit_waits_without_holding_up_the_others(tmp_path: 
         waiting = (await by_alice.get(f"/rollouts/{second['rollout_id']}")).json()
         assert (waiting["status"], waiting["queue_position"]) == ("queued", 1)
         await by_alice.delete(f"/rollouts/{first['rollout_id']}?wait_s=60")
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             while (await by_alice.get(f"/rollouts/{second['rollout_id']}")).json()["status"] != "running":
                 await anyio.sleep(0.05)
+
+
+async def test_one_key_cannot_fill_the_queue_for_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    alice, bob = new_key(path, "alice"), new_key(path, "bob")
+    async with (
+        served(tmp_path / "home", "--api-key-file", str(path), "--at-once", "1", "--queue", "4") as server,
+        server.http(alice) as by_alice,
+        server.http(bob) as by_bob,
+    ):
+        answers = [await by_alice.post("/rollouts", json=shell("sleep 1000")) for _ in range(4)]
+        assert [answer.status_code for answer in answers] == [201, 201, 201, 429]
+        assert "the last 2 of 4 places in the queue are kept for others" in answers[-1].json()["error"]
+        assert int(answers[-1].headers["retry-after"]) >= 1
+        mine = await by_bob.post("/rollouts", json=shell("sleep 1000"))
+        assert mine.status_code == 201
+        # What waits for longer does not come first: bob has nothing that runs.
+        assert (await by_bob.get(f"/rollouts/{mine.json()['rollout_id']}")).json()["queue_position"] == 1
 
 
 ASK = """python3 - <<'EOF'
@@ -275,7 +293,7 @@ async def test_pages_that_are_not_there_are_told_plainly_to_whoever_has_no_key(t
     new_key(path, "alice")
     async with (
         served(tmp_path / "home", "--api-key-file", str(path)) as server,
-        httpx.AsyncClient(base_url=server.url) as by_nobody,
+        httpx.AsyncClient(base_url=server.url, timeout=120) as by_nobody,
     ):
         for address in ("/web/nothing", "/web/%2e%2e/app.py", "/web//etc/passwd", "/web/%00"):
             answer = await by_nobody.get(address)
@@ -303,13 +321,13 @@ async def test_a_key_cannot_cancel_the_calls_of_another_by_naming_its_session(tm
             answers.append(await by_alice.post("/mcp", json=body, headers=session))
 
         tasks.start_soon(run)
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             while not (await by_alice.get("/rollouts")).json()["rollouts"]:
                 await anyio.sleep(0.05)
         cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
         assert (await by_bob.post("/mcp", json=cancel, headers=session)).status_code == 202
         assert (await by_bob.delete("/mcp", headers=session)).status_code == 204
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             while not answers:
                 await anyio.sleep(0.05)
         assert answers[0].json()["result"]["structuredContent"]["outcome"] == "succeeded"

@@ -237,6 +237,67 @@ async def test_places_go_to_who_came_first_but_nobody_waits_for_a_caller_at_its_
     assert places.waiting == 1
 
 
+async def test_no_caller_can_fill_a_queue_that_it_shares() -> None:
+    places = Places(1, queue=8)
+    alice, bob, carol = (Share(name, alone=False) for name in ("alice", "bob", "carol"))
+    places.take(alice)
+
+    def taken(share: Share) -> int:
+        count = 0
+        with pytest.raises(QueueFull) as full:
+            while True:
+                places.take(share)
+                count += 1
+        words.append(str(full.value))
+        return count
+
+    words: list[str] = []
+    assert [taken(share) for share in (alice, bob, carol)] == [4, 2, 1]
+    assert words[0] == (
+        "4 rollouts of this key wait already, and the last 4 of 8 places in the queue are kept for others; "
+        "try again later"
+    )
+    assert taken(Share("dave", queue=5, alone=False)) == 1, "the operator's own number is what counts"
+    assert words[-1] == "8 rollouts wait already, and no more may; try again later"
+
+
+async def test_a_caller_who_is_alone_may_fill_the_queue() -> None:
+    places = Places(1, queue=4)
+    for _ in range(5):
+        places.take(Share("alice"))
+    with pytest.raises(QueueFull, match="4 rollouts wait already"):
+        places.take(Share("alice"))
+
+
+def test_a_fingerprint_tells_every_argument_but_keys_and_none_that_says_nothing() -> None:
+    bare = RolloutRequest(instruction="x")
+    assert bare.fingerprint().keys() == {"instruction"}
+    spelled = RolloutRequest.parsed({"instruction": "x", "setup": [], "max_turns": 0, "idempotency_key": "k"})
+    assert spelled.fingerprint() == bare.fingerprint()
+    secret = RolloutRequest.parsed({"instruction": "x", "api_key": "sk-1", "hf_token": "hf-1"})
+    assert secret.fingerprint() == bare.fingerprint()
+    for name, field in RolloutRequest.model_fields.items():
+        if name not in ("instruction", "api_key", "hf_token", "idempotency_key"):
+            other = bare.model_copy(update={name: OTHER.get(name, "other")})
+            assert other.fingerprint().keys() == {"instruction", name}, field
+            again = bare.model_copy(update={name: OTHER.get(name, "other")})
+            assert again.fingerprint() == other.fingerprint()
+
+
+OTHER: dict[str, object] = {
+    **dict.fromkeys(("thinking", "disable_thinking"), True),
+    **dict.fromkeys(("temperature", "agent_timeout_s", "setup_timeout_s", "verify_timeout_s", "timeout_s"), 1.5),
+    **dict.fromkeys(("seed", "environment_seed", "top_logprobs", "max_tokens_cap", "max_turns"), 7),
+    **dict.fromkeys(("setup", "verify", "enabled_tools", "disabled_tools"), ("a",)),
+    "upload_files": {"a": "b"},
+    "tests": {"a": "b"},
+    "solution": (ScriptedTurn(text="a"),),
+    "verify_in": "fresh",
+    "mode": "black_box",
+}
+"""Some other value of each argument that is no text."""
+
+
 async def test_a_caller_who_asked_for_much_does_not_hold_up_one_who_asked_later() -> None:
     places = Places(4)
     alice, bob = Share("alice"), Share("bob")

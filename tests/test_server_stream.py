@@ -53,12 +53,32 @@ async def test_a_follower_that_lags_far_behind_gets_everything_in_order_and_once
 async def test_a_follower_that_leaves_ends_the_reading_behind_it(store: Store) -> None:
     await store.append("r", Queued(job=JOB))
     # A feed that went on reading would keep this block from ending: the rollout never does.
-    with anyio.fail_after(30):
+    with anyio.fail_after(120):
         async with anyio.create_task_group() as tasks:
             feeds = Feeds(store, tasks)
             for _ in range(3):
                 async with aclosing(feeds.follow("r")) as pages:
                     assert [line.entry.seq for line in await anext(pages)] == [1]
+
+
+async def test_an_id_beyond_the_newest_entry_means_the_newest(store: Store) -> None:
+    await store.append("r", Queued(job=JOB))
+    with anyio.fail_after(120):
+        async with anyio.create_task_group() as tasks:
+            feeds = Feeds(store, tasks)
+            seen: list[int] = []
+
+            async def follow() -> None:
+                async with aclosing(feeds.follow("r", after=1000)) as pages:
+                    async for page in pages:
+                        seen.extend(line.entry.seq for line in page)
+
+            tasks.start_soon(follow)
+            while not feeds.followers:
+                await anyio.sleep(0.01)
+            await store.append("r", AgentSaid(data={}))
+            await store.append("r", Ended(outcome=Outcome.SUCCEEDED))
+    assert seen == [2, 3]
 
 
 class Reader:
@@ -81,7 +101,7 @@ class Reader:
         self.news = anyio.Event()
 
     async def until(self, words: bytes) -> None:
-        with anyio.fail_after(30):
+        with anyio.fail_after(120):
             while words not in self.body:
                 await self.news.wait()
 

@@ -3,6 +3,10 @@
 A place goes to the caller with the fewest rollouts running; among those, to the one whose turn is longest ago. The
 rollouts of one caller go in the order in which they came. Nobody waits for a caller who has used up its share, and
 nobody who runs is stopped for another.
+
+The queue is bounded, and no caller can fill it: one that shares it with others, and has no number of its own, may hold
+as many of its places as are free after that. One alone gets half, two get a third each, and so on: there is always
+room for the next.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ class Share(NamedTuple):
     """How many may run at once."""
     queue: int | None = None
     """How many may wait."""
+    alone: bool = True
+    """Whether nobody else is there for whom places in the queue must be kept."""
 
 
 EVERYBODY = Share()
@@ -135,8 +141,12 @@ class Places:
         if self._queue is not None and self.waiting >= self._queue:
             raise QueueFull(f"{self.waiting} rollouts wait already, and no more may; try again later")
         mine = self._waiting.count(share.caller)
-        if share.queue is not None and mine >= share.queue:
-            raise QueueFull(f"{mine} rollouts of this key wait already, and no more may; try again later")
+        if share.queue is not None:
+            if mine >= share.queue:
+                raise QueueFull(f"{mine} rollouts of this key wait already, and no more may; try again later")
+        elif self._queue is not None and not share.alone and mine >= (free := self._queue - self.waiting):
+            kept = f"the last {free} of {self._queue} places in the queue are kept for others"
+            raise QueueFull(f"{mine} rollouts of this key wait already, and {kept}; try again later")
 
     def _grant(self) -> None:
         while self.running < self._at_once and (ticket := self._turns.next(self._waiting.heads())):

@@ -258,7 +258,7 @@ def _check(answer: httpx.Response) -> None:
         raise Unauthorized(message)
     if code == "unknown_rollout":
         raise UnknownRollout(message)
-    if answer.status_code in (400, 413, 422):
+    if answer.status_code in (400, 409, 413, 422):
         raise UsageError(message)
     if answer.status_code == 429:
         after = answer.headers.get("retry-after", "")

@@ -22,6 +22,8 @@ class Queued(Value):
     """Whose key asked for it; empty where nobody had to show one."""
     idempotency_key: str = ""
     """The caller's own name for this start: a second start under it joins this rollout."""
+    arguments: dict[str, str] = {}
+    """With an idempotency key: a digest of each argument that was given, which a second start must agree with."""
     resumable: bool = False
     """Whether a server that starts after this one's death may run it, as long as its agent has not begun: nothing
     was sampled yet, and what it needs is in this log and in that server's settings."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
@@ -43,6 +43,8 @@ class Terms:
     """The caller, and how much it may use."""
     idempotency_key: str = ""
     """The caller's own name for this start."""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """Digests of what was asked for under it."""
     resumable: bool = False
     """Whether a later server may run it, should this process die before the agent begins."""
     not_resumable_because: str = ""
@@ -199,6 +201,7 @@ class Runner:
             owner=self._owner,
             caller=terms.share.caller,
             idempotency_key=terms.idempotency_key,
+            arguments=dict(terms.arguments),
             resumable=terms.resumable,
             not_resumable_because=terms.not_resumable_because,
         )
@@ -248,21 +251,28 @@ class Runner:
 
     async def wait(self, rollout_id: str) -> Rollout:
         """The rollout, once it has ended; StoreError where its log broke before."""
+        await self.over(rollout_id)
+        return await self._store.rollout(rollout_id)
+
+    async def over(self, rollout_id: str) -> None:
+        """Wait for the end of a rollout, whichever process runs it; StoreError where its log broke before."""
         if mine := self._running.get(rollout_id):
             await mine.over.wait()
         if broken := self._broken.get(rollout_id):
             raise broken
+        last, ended = await self._store.last(rollout_id)
+        if ended:
+            return
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(bury, self._store, rollout_id)
-            async with aclosing(self._store.follow(rollout_id)) as entries:
+            async with aclosing(self._store.follow(rollout_id, after=last)) as entries:
                 async for _ in entries:
                     pass
             tasks.cancel_scope.cancel()
-        return await self._store.rollout(rollout_id)
 
     async def abort(self, rollout_id: str, reason: str = "") -> bool:
         """Ask for a rollout to stop, whichever process runs it; it ends soon after. False where it had ended."""
-        if (await self._store.rollout(rollout_id)).ended:
+        if (await self._store.last(rollout_id))[1]:
             return False
         try:
             await self._store.append(rollout_id, AbortRequested(reason=reason))
@@ -319,7 +329,7 @@ class Runner:
             try:
                 await self._store.append(rollout_id, ended)
             except StoreError:
-                if (await self._store.rollout(rollout_id)).ended:
+                if (await self._store.last(rollout_id))[1]:
                     return
             else:
                 return

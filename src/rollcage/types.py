@@ -115,7 +115,8 @@ class Turn(Value):
     parent_session: str = ""
     """The session that started this one (subagents)."""
     request: JsonObject
-    """The request body exactly as it was sent upstream."""
+    """The request body exactly as it was sent upstream. Of a call that failed, after too many bytes of such, only
+    `not_kept`: size, SHA-256 and beginning."""
     message: JsonObject = {}
     """The assistant message, assembled from the answer."""
     prompt_ids: tuple[int, ...] = ()

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import msgspec
 
 from rollcage.gateway.bodies import Body, read
+from rollcage.gateway.budget import BROKEN_CALLS, Budget
 from rollcage.gateway.capture import Call
 from rollcage.gateway.chat import ChatWire
 from rollcage.gateway.delivery import Delivery
@@ -66,6 +67,8 @@ class Lease:
         self.limit_reached = ""
         self._index = self._answered = self._running = 0
         self._attempts = Attempts()
+        self.budget = Budget()
+        """What calls that come to nothing may still put into the log."""
         self._connections: set[Connection] = set()
         self._relays: dict[Connection, Relay] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -189,7 +192,7 @@ class Lease:
         try:
             self._count(turn, hung_up=relay.was_cut)
             if not self._way.quiet:
-                await self._record(turn)
+                await self._record(await self.budget.kept(turn))
         except Exception as error:  # noqa: BLE001 - whatever it is, it leaves the block that lent this
             self.failure = self.failure or error
             self._relays.pop(connection, None)
@@ -202,6 +205,8 @@ class Lease:
         """Raises BadRequest where the call is one too many."""
         if self.failure is not None:
             raise BadRequest("the log of this rollout cannot be written")
+        if self.budget.calls >= BROKEN_CALLS:
+            raise BadRequest(f"{BROKEN_CALLS} model calls of this rollout have failed; no more are made")
         turns = self._answered + self._running
         if reached := limit_reached(self._way.limits, turns=turns, spent=self.generated_tokens):
             self.limit_reached = self.limit_reached or reached

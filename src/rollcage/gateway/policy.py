@@ -22,6 +22,8 @@ _SESSIONS = (
     *("x-claude-code-agent-id", "x-claude-code-session-id"),
     *("thread-id", "session-id"),
 )
+LONGEST_SESSION = 200
+"""Characters of a session's name that are kept: a box can send long headers, and each would be logged."""
 _PARENTS = ("x-parent-session-id", "x-claude-code-parent-agent-id", "x-codex-parent-thread-id")
 _TITLES = (
     "You are a title generator",
@@ -89,7 +91,7 @@ def origin_of(headers: Mapping[str, str], body: JsonObject) -> Origin:
     session = _first(headers, _SESSIONS)
     parent = _first(headers, _PARENTS)
     if not parent and "x-claude-code-agent-id" in headers:
-        parent = headers.get("x-claude-code-session-id", "")
+        parent = headers.get("x-claude-code-session-id", "")[:LONGEST_SESSION]
     helper = headers.get("x-openai-subagent", "")
     purpose = Purpose.SUBAGENT if parent or helper else Purpose.AGENT
     if helper == "compact":
@@ -143,7 +145,7 @@ def _wanted(sent: JsonObject, chat: bool, alternatives: int) -> Wanted:
 
 
 def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
-    return next((headers[name] for name in names if headers.get(name)), "")
+    return next((headers[name][:LONGEST_SESSION] for name in names if headers.get(name)), "")
 
 
 def _is_count(value: object) -> bool:

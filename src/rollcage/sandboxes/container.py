@@ -30,7 +30,7 @@ _STATE = "rollcage.state"
 _PROGRAM = ("__init__.py", "attendant.py", "furnish.py", "kernel.py", "supervisor.py")
 _START = "import sys; sys.path.insert(0, '/run/rollcage'); from inside.attendant import main; main()"
 _COMMAND = ("python3", "-I", "-S", "-B", "-c", _START, "/run/rollcage/line/socket", HOME)
-_START_TIMEOUT_S = 60
+_START_TIMEOUT_S = 120
 _LOOK_S = 2
 _FILES_AT_ONCE = 4096
 _MOST_PROCESSES = 32768
@@ -141,10 +141,13 @@ async def _started_line(engine: Engine, wanted: Container, listener: socket.sock
         await engine.start(wanted)
         with anyio.fail_after(_START_TIMEOUT_S):
             while True:
+                # Once it has called it is heard out: to hang up on it would end it.
                 with anyio.move_on_after(_LOOK_S):
-                    return await Line.accept(listener)
+                    await anyio.wait_readable(listener)
+                    break
                 if not await engine.runs(wanted.name):
                     raise TimeoutError
+            return await Line.accept(listener)
     except BaseException:
         with anyio.CancelScope(shield=True):
             await engine.remove(wanted.name)

@@ -36,15 +36,17 @@ class Caller(Value):
     at_once: int | None = Field(default=None, ge=1)
     """How many of its rollouts may run at once; null: as many as the server runs."""
     queue: int | None = Field(default=None, ge=0)
-    """How many of its rollouts may wait; null: as many as the server's queue holds."""
+    """How many of its rollouts may wait; null: as many as places in the queue are left for others."""
+    alone: bool = False
+    """Whether its key is the only one, so that nothing has to be left for others."""
 
     @property
     def share(self) -> Share:
         """How much of the places it may take."""
-        return Share(self.name, self.at_once, self.queue)
+        return Share(self.name, self.at_once, self.queue, alone=self.alone)
 
 
-ANYONE = Caller(admin=True)
+ANYONE = Caller(admin=True, alone=True)
 """The caller where the server has no keys: the user of this machine, who sees everything."""
 
 NOBODY = Caller(name="-")
@@ -75,16 +77,17 @@ class Key(Value):
     at_once: int | None = Field(default=None, ge=1)
     """How many of its rollouts may run at once."""
     queue: int | None = Field(default=None, ge=0)
-    """How many of its rollouts may wait."""
+    """How many of its rollouts may wait; left out: as many as places in the queue are left for others."""
 
 
 class Keys:
     """The keys of a server; none of them means that everybody on this machine may ask."""
 
     def __init__(self, keys: Mapping[str, Key] | None = None) -> None:
+        keys = keys or {}
         self._known = [
-            (bytes.fromhex(key.sha256), Caller(name=name, **key.model_dump(exclude={"sha256"})))
-            for name, key in (keys or {}).items()
+            (bytes.fromhex(key.sha256), Caller(name=name, alone=len(keys) == 1, **key.model_dump(exclude={"sha256"})))
+            for name, key in keys.items()
         ]
 
     def __bool__(self) -> bool:

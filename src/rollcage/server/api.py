@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import anyio
 from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request
 from pydantic import BaseModel
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from rollcage.api.request import RolloutRequest
 from rollcage.api.views import (
@@ -25,6 +25,7 @@ from rollcage.api.views import (
     Trace,
     TurnPage,
 )
+from rollcage.api.writing import json_of
 from rollcage.result import RolloutResult
 from rollcage.server import environments_api, page, problems
 from rollcage.server.admission import Caller, caller_of
@@ -72,12 +73,13 @@ def build(service: Service) -> FastAPI:
         title="rollcage",
         version=version("rollcage"),
         description=ABOUT,
-        docs_url="/docs",
+        docs_url=None,
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
     )
     problems.install(app)
     app.include_router(_rollouts(service))
+    app.include_router(_following(service))
     app.include_router(_reading(service))
     app.include_router(environments_api.router(service.environments))
     app.include_router(_machine(service))
@@ -85,14 +87,13 @@ def build(service: Service) -> FastAPI:
     return app
 
 
-async def _json(value: BaseModel, status: int = 200, **headers: str) -> Response:
+async def _json(value: BaseModel) -> Response:
     # Large answers take a while to write; meanwhile the others go on.
-    body = await anyio.to_thread.run_sync(value.__pydantic_serializer__.to_json, value)
-    return Response(body, status_code=status, media_type="application/json", headers=headers)
+    return Response(await anyio.to_thread.run_sync(json_of, value), media_type="application/json")
 
 
 def _small(value: BaseModel, status: int = 200, **headers: str) -> Response:
-    return Response(value.model_dump_json(), status_code=status, media_type="application/json", headers=headers)
+    return Response(json_of(value), status_code=status, media_type="application/json", headers=headers)
 
 
 def _rollouts(service: Service) -> APIRouter:
@@ -102,13 +103,14 @@ def _rollouts(service: Service) -> APIRouter:
     @router.post(
         "/rollouts",
         status_code=201,
-        responses={200: {"model": Started, "description": "Joined"}, **documented(413, 422, 429, 503)},
+        responses={200: {"model": Started, "description": "Joined"}, **documented(409, 413, 422, 429, 503)},
         openapi_extra={"requestBody": {"content": {"application/json": {"example": EXAMPLE}}}},
     )
     async def start_rollout(body: RolloutRequest, by: By) -> Started:
         """Start a rollout.
 
-        201 when it was accepted; 200 when its `idempotency_key` named one that was there already, which it joins.
+        201 when it was accepted; 200 when its `idempotency_key` named one that was there already, which it joins;
+        409 when that one was asked for with other arguments.
         """
         started = await service.start(body, by)
         location = f"/rollouts/{started.rollout_id}"
@@ -138,7 +140,7 @@ def _rollouts(service: Service) -> APIRouter:
         """Stop a rollout: the model call in flight is cut, the agent dies, the box is gone."""
         aborted = await service.abort(rollout_id, by, reason=reason)
         if aborted.aborted and wait_s:
-            await service.finalize(rollout_id, by, wait_s=wait_s)
+            await service.over(rollout_id, by, wait_s)
         return _small(aborted)  # type: ignore[return-value]
 
     return router
@@ -177,26 +179,26 @@ class Filters(BaseModel, use_attribute_docstrings=True, extra="forbid"):
         return StoreQuery(stages=tuple(stages) if narrowed else (), outcome=self.outcome, **texts)
 
 
-def _reading(service: Service) -> APIRouter:
-    """What one rollout did and came to."""
-    router = APIRouter(prefix="/rollouts/{rollout_id}", tags=["one rollout"])
-    refusals = documented(404, 422, 503)
-
-    @router.get(
-        "/events",
-        response_class=Response,
-        responses={
-            200: {
-                "description": "The stream, or a page of it",
-                "content": {
-                    "text/event-stream": {"schema": {"type": "string"}, "example": STREAM},
-                    "application/json": {"schema": {"$ref": "#/components/schemas/EventPage"}},
-                },
-            },
-            204: {"description": "The rollout has ended, and there is nothing after that id: do not ask again"},
-            **refusals,
+REFUSALS = documented(404, 422, 503)
+"""What every request about one rollout may come to."""
+FOLLOWED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The stream, or a page of it",
+        "content": {
+            "text/event-stream": {"schema": {"type": "string"}, "example": STREAM},
+            "application/json": {"schema": {"$ref": "#/components/schemas/EventPage"}},
         },
-    )
+    },
+    204: {"description": "The rollout has ended, and there is nothing after that id: do not ask again"},
+    **REFUSALS,
+}
+
+
+def _following(service: Service) -> APIRouter:
+    """What one rollout does, as it happens."""
+    router = APIRouter(prefix="/rollouts/{rollout_id}", tags=["one rollout"])
+
+    @router.get("/events", response_class=Response, responses=FOLLOWED)
     async def follow_events(
         request: Request,
         rollout_id: Id,
@@ -221,34 +223,42 @@ def _reading(service: Service) -> APIRouter:
         pages = await service.lines(rollout_id, by, after=after)
         return EventStream(pages, live=(lambda: service.live(rollout_id, by)) if live else None, stage=state.stage)
 
-    @router.get("/turns", responses=refusals)
-    async def list_turns(rollout_id: Id, by: By, after: After = 0, limit: Few = 20) -> TurnPage:
-        """The model calls, whole: requests, messages, token ids, logprobs."""
-        return await _json(await service.turns(rollout_id, by, after=after, limit=limit))  # type: ignore[return-value]
-
-    @router.get("/trace", responses=refusals)
-    async def get_trace(rollout_id: Id, by: By, after: After = 0, limit: Some = 50) -> Trace:
-        """The model calls token by token, as trainers need them: ids, logprobs, masks."""
-        return await _json(await service.trace(rollout_id, by, after=after, limit=limit))  # type: ignore[return-value]
-
-    @router.get("/files", responses=refusals)
-    async def get_files(rollout_id: Id, by: By) -> Files:
-        """What the agent left in the workdir."""
-        return await _json(await service.files(rollout_id, by))  # type: ignore[return-value]
-
-    @router.get("/messages", responses=refusals)
+    @router.get("/messages", responses=REFUSALS)
     async def get_messages(rollout_id: Id, by: By) -> Messages:
         """The agent's own transcript, live, in the shape of OpenCode's `GET /session/:id/message`."""
         return await _json(await service.messages(rollout_id, by))  # type: ignore[return-value]
 
-    @router.get("/result", responses=refusals)
+    return router
+
+
+def _reading(service: Service) -> APIRouter:
+    """What one rollout came to."""
+    router = APIRouter(prefix="/rollouts/{rollout_id}", tags=["one rollout"])
+
+    @router.get("/turns", responses=REFUSALS)
+    async def list_turns(rollout_id: Id, by: By, after: After = 0, limit: Few = 20) -> TurnPage:
+        """The model calls, whole: requests, messages, token ids, logprobs."""
+        return await _json(await service.turns(rollout_id, by, after=after, limit=limit))  # type: ignore[return-value]
+
+    @router.get("/trace", responses=REFUSALS)
+    async def get_trace(rollout_id: Id, by: By, after: After = 0, limit: Some = 50) -> Trace:
+        """The model calls token by token, as trainers need them: ids, logprobs, masks."""
+        return await _json(await service.trace(rollout_id, by, after=after, limit=limit))  # type: ignore[return-value]
+
+    @router.get("/files", responses=REFUSALS)
+    async def get_files(rollout_id: Id, by: By) -> Files:
+        """What the agent left in the workdir."""
+        return await _json(await service.files(rollout_id, by))  # type: ignore[return-value]
+
+    @router.get("/result", responses=REFUSALS)
     async def get_result(
         rollout_id: Id,
         by: By,
         wait_s: Annotated[float, Query(ge=0, le=3600, description="Wait so long for its end.")] = 0,
     ) -> RolloutResult:
         """What it came to. `outcome` is null while it runs; asking again gives the same answer."""
-        return await _json(await service.finalize(rollout_id, by, wait_s=wait_s))  # type: ignore[return-value]
+        pieces = await service.written(rollout_id, by, wait_s=wait_s)
+        return StreamingResponse(pieces, media_type="application/json")  # type: ignore[return-value]
 
     return router
 
@@ -262,6 +272,9 @@ def _machine(service: Service) -> APIRouter:
         """Whether it serves. Needs no key."""
         health = Health(version=version("rollcage"), running=service.running, waiting=service.waiting)
         return _small(health)  # type: ignore[return-value]
+
+    # Some load balancers ask so.
+    router.add_api_route("/health", health, methods=["HEAD"], include_in_schema=False)
 
     @router.get(
         "/metrics",

@@ -14,15 +14,16 @@ from types import ModuleType
 import anyio
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, RedirectResponse
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse
+from starlette.routing import Match
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rollcage.server import api
+from rollcage.server import api, reference
 from rollcage.server.admission import Keys
 from rollcage.server.gate import Gate
 from rollcage.server.lifespan import started
-from rollcage.server.problems import refusal
+from rollcage.server.problems import WORDS, refusal
 from rollcage.server.service import Service
 
 log = logging.getLogger("rollcage.server")
@@ -34,7 +35,7 @@ PAGE_HEADERS = {
     b"object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     b"referrer-policy": b"no-referrer",
 }
-OURS = ("/health", "/metrics", "/docs", "/rollouts", "/environments", "/page/")
+OURS = ("/health", "/metrics", "/rollouts", "/environments", "/page/")
 
 
 class App:
@@ -81,7 +82,7 @@ class App:
         """Speak ASGI."""
         path: str = scope.get("path", "")
         if scope["type"] == "http":
-            if path == "/openapi.json":
+            if path in ("/openapi.json", "/docs"):
                 await self._document(scope, receive, send)
                 return
             if path.startswith(OURS):
@@ -100,19 +101,33 @@ class App:
     async def _document(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._ready.wait()
         others = (self._environment,) if isinstance(self._environment, FastAPI) else ()
-        await JSONResponse(api.document(self._api, others))(scope, receive, send)
+        document = api.document(self._api, others)
+        if scope["method"] not in ("GET", "HEAD"):
+            answer = refusal(405, "method_not_allowed", "this address can only be read", headers={"Allow": "GET, HEAD"})
+        elif scope["path"] == "/docs":
+            answer = HTMLResponse(reference.page(document), headers=reference.HEADERS)
+        else:
+            answer = JSONResponse(document)
+        await answer(scope, receive, send)
 
     async def _elsewhere(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._ready.wait()
         tools = scope["type"] == "http" and scope["path"].rstrip("/") == "/mcp"
         app = self._mcp if tools else self._environment
-        if app is not None:
+        if scope["type"] == "http" and isinstance(app, FastAPI) and not _has(app, scope):
+            await refusal(404, *WORDS[404])(scope, receive, send)
+        elif app is not None:
             await app(scope, receive, send)
         elif scope["type"] == "http":
             await refusal(503, "not_served", self._problem)(scope, receive, send)
         else:
             await receive()
             await send({"type": "websocket.close", "code": 1013, "reason": "not served here"})
+
+
+def _has(app: FastAPI, scope: Scope) -> bool:
+    """Whether there is something at this address; if not, the refusal is ours, in our own shape."""
+    return any(route.matches(scope)[0] is not Match.NONE for route in app.routes)
 
 
 async def _modules() -> tuple[ModuleType, ModuleType]:

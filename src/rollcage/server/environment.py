@@ -5,6 +5,7 @@ The only module of the server that imports `openenv`, which costs seconds: it is
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -29,6 +30,7 @@ from openenv.core.env_server.types import Action, ConcurrencyConfig, Environment
 
 from opencode_env.models import OpenCodeState, RolloutAction, RolloutObservation
 from rollcage.api.request import RolloutRequest
+from rollcage.api.writing import json_of
 from rollcage.result import RolloutResult
 from rollcage.server.admission import current_caller
 from rollcage.server.mcp_tools import TOOLS, Progress, Tool, ToolFailure, call, find
@@ -89,8 +91,13 @@ class OpenCodeEnvironment(Environment[Action, Observation, OpenCodeState]):
     REQUIRES_SINGLE_THREAD_EXECUTOR = True
 
     def __init__(
-        self, service: Service, episodes: Episodes, budget_s: float = STEP_BUDGET_S, sessions: Sessions | None = None
+        self,
+        service: Service | None,
+        episodes: Episodes,
+        budget_s: float = STEP_BUDGET_S,
+        sessions: Sessions | None = None,
     ) -> None:
+        """`service`: null where `opened` finds one when the first tool is called."""
         super().__init__()
         self._service, self._episodes, self._budget_s = service, episodes, budget_s
         here = connection.get()
@@ -179,7 +186,8 @@ class OpenCodeEnvironment(Environment[Action, Observation, OpenCodeState]):
             if here is not None:
                 tasks.start_soon(_leave_with, here, tasks.cancel_scope)
             try:
-                answer = await call(tool, given, self._service, current_caller.get(), progress, older=True)
+                service = await self.opened()
+                answer = await call(tool, given, service, current_caller.get(), progress, older=True)
             except ToolFailure as failure:  # raised below: a task group would put it into a group of its own
                 answer = failure
             tasks.cancel_scope.cancel()
@@ -190,6 +198,12 @@ class OpenCodeEnvironment(Environment[Action, Observation, OpenCodeState]):
         if isinstance(answer, RolloutResult):
             self._count(answer)
         return answer
+
+    async def opened(self) -> Service:
+        """The service that runs the rollouts."""
+        if self._service is None:
+            raise RuntimeError("this environment was made without a service")
+        return self._service
 
     def _seeded(self, tool: Tool, arguments: object) -> object:
         if self._episode.seed is None or not isinstance(arguments, dict):
@@ -212,7 +226,7 @@ class OpenCodeEnvironment(Environment[Action, Observation, OpenCodeState]):
         state = self._episode.state
         state.rollouts_completed += 1
         state.last_reward = result.reward
-        state.last_task_id, state.last_sandbox_id = result.task_id, result.sandbox_id
+        state.last_task_id, state.last_sandbox_id = result.task_id or None, result.sandbox_id or None
 
     @property
     def state(self) -> OpenCodeState:
@@ -260,8 +274,9 @@ def listed() -> list[ListedTool]:
 
 def shaped(answer: Value) -> JsonObject:
     """An answer as OpenEnv's clients read it: `data` is the value, the text block the same in JSON."""
-    data = answer.model_dump(mode="json")
-    text = {"type": "text", "text": answer.model_dump_json()}
+    written = json_of(answer)
+    data = json.loads(written)
+    text = {"type": "text", "text": written.decode()}
     return {"content": [text], "structured_content": data, "data": data, "is_error": False}
 
 

@@ -6,10 +6,11 @@ the last one, and released then, on request, and when the server stops.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -138,8 +139,8 @@ class RemoteEnvironments:
         return CalledTool(
             tool=result.tool,
             text=result.text[:LARGEST],
-            content=[_short(block) for block in result.content],
-            structured=result.structured if len(result.text) <= LARGEST else None,
+            content=_shown(result.content),
+            structured=result.structured if _size(result.structured) <= LARGEST else None,
             is_error=result.is_error,
             seconds=result.seconds,
         )
@@ -169,14 +170,12 @@ class RemoteEnvironments:
         return source, place
 
     async def _of_fleet(self) -> list[OfferedEnvironment]:
-        import httpx
-
-        from rollcage.fleet import sdk
+        from rollcage.fleet import guarded, sdk
 
         async with self._asking:
             if self._fleet is None or time.monotonic() - self._fleet[0] > LISTED_S:
                 said = self._settings.fleet
-                async with httpx.AsyncClient(timeout=15) as http:
+                async with guarded.client(timeout=15) as http:
                     found = await sdk.environments(sdk.fleet(said.api_key, said.base_url, http))
                 offered = [
                     OfferedEnvironment(
@@ -189,7 +188,9 @@ class RemoteEnvironments:
 
     async def _instance(self, name: str, caller: Caller) -> _Instance:
         key = (caller.name, name)
-        instance = self._instances.get(key)
+        while (instance := self._instances.get(key)) is not None and instance.leaving:
+            # On its way out: whoever comes now gets another.
+            await instance.over.wait()
         if instance is None:
             source, place = self._source(self.address(name))
             mine = [other for other in self._instances if other[0] == caller.name]
@@ -218,8 +219,11 @@ class RemoteEnvironments:
                         instance.listed = await environment.tools.list_tools()
                         instance.environment = environment
                         booting.deadline = float("inf")
+                        # Nobody could use it while it came up.
+                        instance.used = time.monotonic()
                         instance.settled.set()
                         await _until_idle(instance, self.idle_s)
+                        instance.leaving = True
                 if instance.environment is None:
                     instance.failure = EnvironmentFailed(f"{key[1]}: it had not come up after {READY_S:g} s")
         except RollcageError as error:
@@ -256,7 +260,17 @@ def _told(error: EnvironmentFailed, name: str, tool: str) -> ToolResult:
     raise error
 
 
-def _short(block: JsonObject) -> JsonObject:
-    """A block that is not longer than a page can show."""
-    too_long = [key for key, value in block.items() if isinstance(value, str) and len(value) > LARGEST]
-    return {**block, **{key: block[key][:LARGEST] for key in too_long}}
+def _shown(content: list[JsonObject]) -> list[JsonObject]:
+    """As many blocks as a page can show, the last one perhaps by its beginning."""
+    shown, left = [], LARGEST
+    for block in content:
+        if left <= 0:
+            break
+        too_long = [key for key, value in block.items() if isinstance(value, str) and len(value) > left]
+        shown.append({**block, **{key: block[key][:left] for key in too_long}})
+        left -= _size(shown[-1])
+    return shown
+
+
+def _size(value: Any) -> int:
+    return len(json.dumps(value)) if value is not None else 0

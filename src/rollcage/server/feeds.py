@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -11,14 +12,19 @@ from typing import NamedTuple
 import anyio
 from anyio.abc import TaskGroup
 
+from rollcage.api.writing import line_of_json
 from rollcage.errors import StoreError
 from rollcage.events import Ended, Entry
 from rollcage.store import Store
+
+log = logging.getLogger("rollcage.server")
 
 KEPT = 512
 """Entries of a rollout that are kept at hand for its followers; whoever is further behind reads the log."""
 KEPT_BYTES = 16 << 20
 PAGE = 200
+PORTION_BYTES = 1 << 20
+"""About so much is written as JSON, and sent, at a time: turns can be large, and everybody else waits meanwhile."""
 
 
 class Line(NamedTuple):
@@ -35,7 +41,7 @@ class Line(NamedTuple):
 
 def line_of(entry: Entry) -> Line:
     """The entry with its JSON."""
-    return Line(entry, entry.model_dump_json().encode())
+    return Line(entry, line_of_json(entry))
 
 
 class _Feed:
@@ -83,20 +89,27 @@ class Feeds:
     async def follow(self, rollout_id: str, *, after: int = 0) -> AsyncGenerator[list[Line], None]:
         """A rollout's entries above `after`, then new ones, as many at a time as there are; over after `Ended`.
 
-        None is lost, none comes twice.
+        None is lost, none comes twice. An `after` beyond the newest entry means the newest one.
         """
         last, ended = await self._store.last(rollout_id)
+        after = min(after, last)
         if ended:
-            while page := await self._page(rollout_id, after):
-                yield page
-                after = page[-1].entry.seq
+            while entries := await self._store.read(rollout_id, after=after, limit=PAGE):
+                after = entries[-1].seq
+                while entries:
+                    lines = await _portion(entries)
+                    entries = entries[len(lines) :]
+                    yield lines
             return
         async with self._feed(rollout_id, last) as feed:
+            behind: list[Entry] = []
             while True:
                 news = feed.news
-                lines = feed.after(after)
-                if lines is None:
-                    lines = await self._page(rollout_id, after)
+                at_hand = [] if behind else feed.after(after)
+                if at_hand is None:
+                    behind = await self._store.read(rollout_id, after=after, limit=PAGE)
+                lines = at_hand or await _portion(behind)
+                behind = behind[len(lines) :]
                 if lines:
                     yield lines
                     after = lines[-1].entry.seq
@@ -106,9 +119,6 @@ class Feeds:
                     raise feed.broken
                 else:
                     await news.wait()
-
-    async def _page(self, rollout_id: str, after: int) -> list[Line]:
-        return [line_of(entry) for entry in await self._store.read(rollout_id, after=after, limit=PAGE)]
 
     @asynccontextmanager
     async def _feed(self, rollout_id: str, last: int) -> AsyncIterator[_Feed]:
@@ -134,5 +144,22 @@ class Feeds:
                         feed.add(line_of(entry))
         except StoreError as error:
             feed.broken = error
+        except Exception as error:  # whatever is in one log must not end the server for all
+            log.exception("a rollout could not be followed")
+            feed.broken = StoreError(f"rollout {rollout_id} cannot be followed: {type(error).__name__}")
         finally:
             feed.wake()
+
+
+async def _portion(entries: list[Entry]) -> list[Line]:
+    """The first of these entries with their JSON, which is written in a thread."""
+
+    def work() -> list[Line]:
+        lines: list[Line] = []
+        size = 0
+        while len(lines) < len(entries) and size < PORTION_BYTES:
+            lines.append(line_of(entries[len(lines)]))
+            size += len(lines[-1].json)
+        return lines
+
+    return await anyio.to_thread.run_sync(work) if entries else []

@@ -25,7 +25,7 @@ log = logging.getLogger("rollcage.server.requests")
 OPEN = re.compile(r"^/(health|docs|openapi\.json|web(/.*)?)?$")
 """What needs no key: it says nothing about anybody's rollouts."""
 ROUTES = re.compile(
-    r"^/(health|metrics|docs|openapi\.json|mcp|ws|reset|step|state|schema|metadata|web|rollouts)(?=/|$)"
+    r"^/(health|metrics|docs|openapi\.json|mcp|ws|reset|step|state|schema|metadata|web|page|rollouts|environments)(?=/|$)"
 )
 BELOW = re.compile(r"^/rollouts/[^/]*(/(?:events|turns|trace|files|messages|result))?$")
 ID = re.compile(r"^[A-Za-z0-9._-]{1,64}$")

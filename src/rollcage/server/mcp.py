@@ -141,7 +141,11 @@ class Endpoint:
                 self._calls.pop(key, None)
                 tasks.cancel_scope.cancel()
         if said:
-            await answer.end(tool_result(request.id, said[0], request.extra))
+            written = tool_result(request.id, said[0], request.extra) if tool.is_brief else None
+            if written is None:
+                # It can be many megabytes; meanwhile the others go on.
+                written = await anyio.to_thread.run_sync(tool_result, request.id, said[0], request.extra)
+            await answer.end(written)
         elif not gone:
             await answer.end(error(request.id, CANCELLED, "cancelled on request"))
 
@@ -155,12 +159,12 @@ class Endpoint:
 
     async def _tell(self, request: Request, answer: Answer, progress: Progress) -> None:
         """Show signs of life: how far it is to those who asked, white space or comments to the others."""
-        began = time.monotonic()
+        began, seconds = time.monotonic(), 0.0
         while True:
             await progress.news(self._keep_alive_s)
             if progress.wanted:
-                # Progress must grow with every notification; seconds do.
-                seconds = round(time.monotonic() - began, 3)
+                # Progress must grow with every notification, however soon it follows.
+                seconds = round(max(time.monotonic() - began, seconds + 0.001), 3)
                 told = {"progressToken": request.progress_token, "progress": seconds, "message": progress.words}
                 await answer.tell("notifications/progress", told)
             else:

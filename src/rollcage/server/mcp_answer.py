@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import anyio
+from pydantic_core import to_json
 
+from rollcage.api.writing import json_of
 from rollcage.server.mcp_tools import ToolFailure
 from rollcage.types import JsonObject, Value
 
@@ -15,8 +17,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
-"""Some clients take these for the end of a line; in JSON they occur in strings only, where an escape is as good."""
+_BREAKS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
+"""Many clients take these for the end of a line; in JSON they occur in strings only, where an escape is as good."""
 
 
 def dumped(value: object) -> str:
@@ -40,13 +42,13 @@ def error(request_id: object, code: int, message: str, data: object = None) -> s
 def tool_result(request_id: object, answer: Value | ToolFailure, extra: JsonObject) -> str:
     """The response to a tool call: the answer as structured content, and the same as one block of JSON text."""
     if isinstance(answer, ToolFailure):
-        text, structured, failed = answer.message, dumped(answer.problem), True
+        text, structured, failed = dumped(answer.message), dumped(answer.problem), True
     else:
         # Results can be many megabytes: they are turned into text once and then put in twice as they are.
-        structured = answer.model_dump_json()
-        text, failed = structured, False
+        structured = json_of(answer).decode()
+        text, failed = to_json(structured).decode(), False
     shell = dumped({"isError": failed, **extra})
-    content = f'{{"content":[{{"type":"text","text":{dumped(text)}}}],"structuredContent":{structured},{shell[1:]}'
+    content = f'{{"content":[{{"type":"text","text":{text}}}],"structuredContent":{structured},{shell[1:]}'
     return f'{{"jsonrpc":"2.0","id":{dumped(request_id)},"result":{content}}}'
 
 
@@ -99,7 +101,9 @@ class Answer:
 
 
 def _event(text: str) -> bytes:
-    return _bytes(f"event: message\ndata: {text.translate(_BREAKS)}\n\n")
+    for character, escape in _BREAKS:
+        text = text.replace(character, escape)
+    return _bytes(f"event: message\ndata: {text}\n\n")
 
 
 def _bytes(text: str) -> bytes:

@@ -13,7 +13,7 @@ import anyio
 from pydantic import Field, ValidationError
 
 from rollcage.api.errors import QueueFull, Stopping
-from rollcage.api.request import BadArgument, RolloutRequest, bad_argument
+from rollcage.api.request import BadArgument, Conflict, RolloutRequest, bad_argument
 from rollcage.api.views import Aborted, EventPage, Messages, RolloutState, Started, unknown_state
 from rollcage.errors import RollcageError, UnknownRollout, UsageError
 from rollcage.events import Event, StageStarted, TurnEnded
@@ -122,6 +122,8 @@ class Tool:
     reads_only: bool = False
     is_slow: bool = False
     """Whether it may take minutes, so that progress is worth telling."""
+    is_brief: bool = False
+    """Whether its answers are short, however long the rollout is."""
 
     @cached_property
     def input_schema(self) -> JsonObject:
@@ -192,6 +194,8 @@ def failure_of(error: Exception) -> ToolFailure:
     match error:
         case ToolFailure():
             return error
+        case Conflict():
+            return ToolFailure(str(error), "conflict", error.argument)
         case BadArgument():
             return ToolFailure(str(error), "bad_argument", error.argument)
         case UsageError():
@@ -270,6 +274,7 @@ _TOOLS = (
         RunArguments,
         Started,
         _start,
+        is_brief=True,
     ),
     Tool(
         "get_state",
@@ -279,6 +284,7 @@ _TOOLS = (
         _state,
         unknown_state,
         reads_only=True,
+        is_brief=True,
     ),
     Tool(
         "get_messages",
@@ -305,6 +311,7 @@ _TOOLS = (
         Aborted,
         _abort,
         lambda rollout_id: Aborted(rollout_id=rollout_id, aborted=False, reason=f"unknown rollout_id: {rollout_id}"),
+        is_brief=True,
     ),
     Tool(
         "finalize_rollout",

@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 
 from rollcage.api.views import RolloutState
 from rollcage.errors import UnknownRollout
-from rollcage.events import TurnEnded
+from rollcage.events import ToolCalled, TurnEnded
 from rollcage.server.admission import Caller, caller_of
 from rollcage.server.brief import brief, brief_turn
 from rollcage.server.feeds import Line
@@ -87,7 +87,7 @@ async def _brief(pages: AsyncGenerator[list[Line], None]) -> AsyncGenerator[list
 
 
 def _bulky(line: Line) -> bool:
-    return isinstance(line.entry.event, TurnEnded) or line.entry.seq == 1
+    return isinstance(line.entry.event, TurnEnded | ToolCalled) or line.entry.seq == 1
 
 
 async def _board(service: Service, caller: Caller) -> AsyncGenerator[bytes, None]:
@@ -116,9 +116,15 @@ async def _board(service: Service, caller: Caller) -> AsyncGenerator[bytes, None
 
 async def _look(service: Service, caller: Caller, known: dict[str, RolloutState]) -> list[RolloutState]:
     """The newest rollouts, those that run, and those that ran at the last look."""
-    newest = await service.list(StoreQuery(), caller, limit=100)
-    rows = {row.rollout_id: row for row in newest.rollouts}
+    rows: dict[str, RolloutState] = {}
     cursor: str | None = ""
+    while cursor is not None and len(rows) < MOST:
+        newest = await service.list(StoreQuery(), caller, cursor=cursor, limit=100)
+        rows |= {row.rollout_id: row for row in newest.rollouts}
+        # Where many began since the last look, some of them ended too: go back to what was seen then.
+        reached = any(row.rollout_id in known for row in newest.rollouts)
+        cursor = None if reached else newest.next_cursor
+    cursor = ""
     while cursor is not None:
         page = await service.list(_OPEN, caller, cursor=cursor, limit=PAGE)
         rows |= {row.rollout_id: row for row in page.rollouts}

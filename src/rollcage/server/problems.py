@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from rollcage import errors
 from rollcage.api.errors import Stopping, Unauthorized, UnknownEnvironment
-from rollcage.api.request import BadArgument, RolloutRequest, bad_details
+from rollcage.api.request import BadArgument, Conflict, RolloutRequest, bad_details
 from rollcage.api.views import Problem
 
 log = logging.getLogger("rollcage.server")
@@ -22,6 +22,7 @@ CODES: tuple[tuple[type[Exception], int, str], ...] = (
     (Unauthorized, 401, "unauthorized"),
     (errors.UnknownRollout, 404, "unknown_rollout"),
     (UnknownEnvironment, 404, "unknown_environment"),
+    (Conflict, 409, "conflict"),
     (errors.UsageError, 422, "bad_argument"),
     (errors.QueueFull, 429, "queue_full"),
     (Stopping, 503, "stopping"),
@@ -44,6 +45,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         (401, "No key, or not one of this server's."),
         (403, "Asked by a web page of another site, or under another name than this server's."),
         (404, "No such rollout, or not one that this key may see."),
+        (409, "The idempotency key names a rollout that was started with other arguments; `argument` names one."),
         (413, "The body is too large."),
         (422, "An argument makes no sense; `argument` names it."),
         (429, "As many rollouts wait as may; `Retry-After` says when to ask again."),

@@ -11,34 +11,29 @@ import anyio
 from anyio.abc import TaskGroup
 
 from rollcage.api.errors import Stopping
-from rollcage.api.request import BadArgument, RolloutRequest, again, argument_error, is_scripted, wanted
+from rollcage.api.request import BadArgument, Conflict, RolloutRequest, again, argument_error, is_scripted, wanted
 from rollcage.api.views import (
     STATUS,
     Aborted,
-    EventPage,
-    Files,
-    Messages,
     RolloutPage,
     RolloutState,
     Started,
-    Trace,
-    TurnPage,
     state_of,
-    traced,
 )
 from rollcage.assembly import opened_backends
 from rollcage.endpoints import Scripted
-from rollcage.errors import AlreadyStarted, StoreError, UnknownRollout, UsageError
-from rollcage.events import Ended, Entry, Event, FilesCollected, Queued, TurnEnded
+from rollcage.errors import AlreadyStarted, StoreError, UsageError
+from rollcage.events import Ended, Entry, Event, Queued
 from rollcage.gateway.live import Delta
 from rollcage.live import heard
-from rollcage.result import RolloutResult, proxy_turn, result_of
+from rollcage.result import RolloutResult, result_of
 from rollcage.runner import Owners, Runner, Terms, orphans, recover
 from rollcage.server.admission import Caller, Limits
 from rollcage.server.environments import RemoteEnvironments
 from rollcage.server.feeds import Feeds, Line
 from rollcage.server.metrics import Metrics
-from rollcage.server.transcript import KINDS, transcript_of
+from rollcage.server.reading import Reader
+from rollcage.server.results import still_running, written
 from rollcage.settings import Settings
 from rollcage.store import Query, Store, Summary
 from rollcage.types import Endpoint
@@ -53,7 +48,7 @@ LOOK_S = 5.0
 """How often the service looks for rollouts whose process has died."""
 
 
-class Service:
+class Service(Reader):
     """Rollouts for many callers. Everything here may be awaited by any number of tasks at once.
 
     Every method raises `UnknownRollout` for an id that nobody knows or that belongs to another caller,
@@ -63,9 +58,10 @@ class Service:
 
     def __init__(self, settings: Settings, store: Store, runner: Runner, tasks: TaskGroup, limits: Limits) -> None:
         """Use `Service.open`."""
+        super().__init__(store)
         self.settings = settings
         self.limits = limits
-        self._store, self._runner = store, runner
+        self._runner = runner
         self._owners = Owners.beside(store)
         self._feeds = Feeds(store, tasks)
         self._stack = AsyncExitStack()
@@ -139,7 +135,13 @@ class Service:
             allowed=self.limits.allow_endpoints,
             remote=self.environments.address,
         )
-        terms = Terms(caller.share, request.idempotency_key, resumable=not because, not_resumable_because=because)
+        terms = Terms(
+            caller.share,
+            request.idempotency_key,
+            request.fingerprint() if request.idempotency_key else {},
+            resumable=not because,
+            not_resumable_because=because,
+        )
         try:
             rollout_id = await self._runner.start(job, terms)
         except AlreadyStarted as other:
@@ -154,16 +156,19 @@ class Service:
         return Started(rollout_id=rollout_id, task_id=job.task.id, started_at=time.time())
 
     async def _joined(self, rollout_id: str, request: RolloutRequest) -> Started:
-        entry = (await self._store.read(rollout_id, limit=1))[0]
-        first = entry.event.job.task if isinstance(entry.event, Queued) else None
-        if first is None or first.instruction != request.instruction or first.id != request.task_id:
-            raise BadArgument(
-                "idempotency_key", f"idempotency_key: rollout {rollout_id} has it, with another task; use a new key"
+        first = (await self._store.read(rollout_id, limit=1))[0].event
+        asked, now = first.arguments if isinstance(first, Queued) else {}, request.fingerprint()
+        differ = sorted(name for name in {*asked, *now} if asked.get(name) != now.get(name))
+        if asked and differ:  # logs of before have no digests
+            raise Conflict(
+                differ[0],
+                f"idempotency_key: rollout {rollout_id} was started under it with another {', '.join(differ)}; "
+                "repeat the first request as it was, or use a new key",
             )
         summary = await self._store.summary(rollout_id)
         status = STATUS[summary.stage]
         return Started(
-            rollout_id=rollout_id, task_id=first.id, status=status, started_at=summary.created_at, joined=True
+            rollout_id=rollout_id, task_id=summary.task_id, status=status, started_at=summary.created_at, joined=True
         )
 
     async def finalize(self, rollout_id: str, caller: Caller, *, wait_s: float | None = None) -> RolloutResult:
@@ -171,23 +176,25 @@ class Service:
 
         Cancelling this leaves the rollout running: whoever wants it gone calls `abort`.
         """
-        await self._visible(rollout_id, caller)
-        with anyio.move_on_after(wait_s):
-            return result_of(await self._runner.wait(rollout_id))
-        result = result_of(await self._store.rollout(rollout_id))
-        if result.outcome is not None:
-            return result
-        error = f"still_running: it had not ended after {wait_s:g} s; ask again"
-        return result.model_copy(update={"error": error, "error_code": "still_running"})
+        await self.over(rollout_id, caller, wait_s)
+        rollout = await self._store.rollout(rollout_id)
+        result = await anyio.to_thread.run_sync(result_of, rollout)
+        return result if result.outcome is not None else still_running(result, wait_s)
 
-    async def result(self, rollout_id: str, caller: Caller) -> RolloutResult:
-        """What it came to so far, at once."""
-        await self._visible(rollout_id, caller)
-        return result_of(await self._store.rollout(rollout_id))
+    async def written(self, rollout_id: str, caller: Caller, *, wait_s: float) -> AsyncGenerator[bytes, None]:
+        """As `finalize`, as JSON in pieces: however long the rollout was, little of it is in memory at a time."""
+        await self.over(rollout_id, caller, wait_s)
+        return written(self._store, rollout_id, wait_s)
+
+    async def over(self, rollout_id: str, caller: Caller, wait_s: float | None) -> None:
+        """Wait for the end, at most so long; nothing is read of the log."""
+        await self.visible(rollout_id, caller)
+        with anyio.move_on_after(wait_s):
+            await self._runner.over(rollout_id)
 
     async def state(self, rollout_id: str, caller: Caller) -> RolloutState:
         """Where it is. One row of one table: cheap."""
-        return self._state(await self._visible(rollout_id, caller))
+        return self._state(await self.visible(rollout_id, caller))
 
     async def reached(self, rollout_id: str, caller: Caller) -> tuple[RolloutState, int]:
         """Where it is, and the seq of its newest entry."""
@@ -203,33 +210,6 @@ class Service:
         rows, more = await self._store.page(query, before=int(cursor) if cursor else None, limit=limit)
         return RolloutPage(rollouts=[self._state(row) for row in rows], next_cursor=None if more is None else str(more))
 
-    async def messages(self, rollout_id: str, caller: Caller) -> Messages:
-        """The agent's own transcript so far, in the shape of OpenCode's `GET /session/:id/message`."""
-        summary = await self._visible(rollout_id, caller)
-        entries = await self._store.read(rollout_id, kinds=KINDS)
-        return Messages(
-            rollout_id=rollout_id,
-            status=STATUS[summary.stage],
-            serve_session_id=summary.session or None,
-            messages=transcript_of(entries),
-        )
-
-    async def events(self, rollout_id: str, caller: Caller, *, after: int = 0, limit: int = 200) -> EventPage:
-        """Entries of its log with a seq above `after`, oldest first."""
-        await self._visible(rollout_id, caller)
-        entries = await self._store.read(rollout_id, after=after, limit=limit)
-        summary = await self._store.summary(rollout_id)
-        last, ended = await self._store.last(rollout_id)
-        reached = entries[-1].seq if entries else min(after, last)
-        return EventPage(
-            rollout_id=rollout_id,
-            status=STATUS[summary.stage],
-            events=entries,
-            next_after=reached,
-            ended=ended and reached >= last,
-            sse=f"/rollouts/{rollout_id}/events",
-        )
-
     async def follow(self, rollout_id: str, caller: Caller, *, after: int = 0) -> AsyncGenerator[Entry, None]:
         """Entries above `after`, then each new one as it comes; over after `Ended`. `await` gives the generator.
 
@@ -239,53 +219,17 @@ class Service:
 
     async def lines(self, rollout_id: str, caller: Caller, *, after: int = 0) -> AsyncGenerator[Lines, None]:
         """As `follow`, as many at a time as there are, and each as JSON too, written once for all followers."""
-        await self._visible(rollout_id, caller)
+        await self.visible(rollout_id, caller)
         return self._feeds.follow(rollout_id, after=after)
 
     async def live(self, rollout_id: str, caller: Caller) -> AsyncIterator[Delta]:
         """What its model says from now on, while it says it; over when its agent is, or where nothing is said."""
-        summary = await self._visible(rollout_id, caller)
+        summary = await self.visible(rollout_id, caller)
         return heard(self._owners.socket(summary.owner), rollout_id)
-
-    async def turns(self, rollout_id: str, caller: Caller, *, after: int = 0, limit: int = 20) -> TurnPage:
-        """Model calls, whole, oldest first."""
-        entries, more = await self._turns(rollout_id, caller, after, limit)
-        turns = [proxy_turn(entry.event.turn) for entry in entries if isinstance(entry.event, TurnEnded)]
-        return TurnPage(rollout_id=rollout_id, turns=turns, next_after=more)
-
-    async def trace(self, rollout_id: str, caller: Caller, *, after: int = 0, limit: int = 20) -> Trace:
-        """Model calls token by token, as trainers need them."""
-        entries, more = await self._turns(rollout_id, caller, after, limit)
-        summary = await self._store.summary(rollout_id)
-        return Trace(
-            rollout_id=rollout_id,
-            reward=summary.reward if summary.outcome is not None else None,
-            outcome=summary.outcome,
-            turns=[traced(entry.event.turn) for entry in entries if isinstance(entry.event, TurnEnded)],
-            next_after=more,
-            raw=f"/rollouts/{rollout_id}/turns?after={after}&limit={limit}",
-        )
-
-    async def _turns(self, rollout_id: str, caller: Caller, after: int, limit: int) -> tuple[Entries, int | None]:
-        await self._visible(rollout_id, caller)
-        entries = await self._store.read(rollout_id, after=after, limit=limit + 1, kinds=("turn_ended",))
-        more = entries[limit - 1].seq if len(entries) > limit else None
-        return entries[:limit], more
-
-    async def files(self, rollout_id: str, caller: Caller) -> Files:
-        """What the agent left in the workdir; nothing before it was collected."""
-        await self._visible(rollout_id, caller)
-        entries = await self._store.read(rollout_id, kinds=("files_collected",))
-        if entries and isinstance(found := entries[-1].event, FilesCollected):
-            first = (await self._store.read(rollout_id, limit=1))[0].event
-            folder = first.job.task.workdir if isinstance(first, Queued) else ""
-            files = {f"{folder}/{path}": text for path, text in found.files.items()}
-            return Files(rollout_id=rollout_id, files=files, files_extra=[f"{folder}/{path}" for path in found.extra])
-        return Files(rollout_id=rollout_id)
 
     async def abort(self, rollout_id: str, caller: Caller, *, reason: str = "") -> Aborted:
         """Ask it to stop; it ends soon after. `finalize` waits for that."""
-        await self._visible(rollout_id, caller)
+        await self.visible(rollout_id, caller)
         aborted = await self._runner.abort(rollout_id, reason or "asked for by the caller")
         return Aborted(rollout_id=rollout_id, aborted=aborted, reason=reason if aborted else "it had ended already")
 
@@ -304,16 +248,6 @@ class Service:
                 await self._runner.wait(rollout_id)
             except StoreError:
                 continue
-
-    async def _visible(self, rollout_id: str, caller: Caller) -> Summary:
-        """The rollout's row, if this caller may see it: what it may not see does not exist."""
-        try:
-            summary = await self._store.summary(rollout_id)
-        except UnknownRollout:
-            summary = None
-        if summary is None or not (caller.admin or summary.caller == caller.name):
-            raise UnknownRollout(f"unknown rollout_id: {rollout_id}")
-        return summary
 
     def _state(self, summary: Summary) -> RolloutState:
         return state_of(summary, self._runner.position(summary.id))

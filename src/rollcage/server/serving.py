@@ -102,9 +102,9 @@ async def serve(settings: Settings, options: Options, ready: Callable[[str], Non
                 ws_max_size=options.max_body_mb << 20,
             )
             server = _Server(config)
-            async with app.parts(), anyio.create_task_group() as tasks:
+            async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_obey, service, server, options)
-                tasks.start_soon(_tell, server, lambda: ready(_address(options.host, listener)))
+                tasks.start_soon(_complete, server, app, lambda: ready(_address(options.host, listener)))
                 await server.serve(sockets=[listener])
                 tasks.cancel_scope.cancel()
     return 0
@@ -143,10 +143,13 @@ def checked(settings: Settings, options: Options) -> Keys:
     return keys
 
 
-async def _tell(server: uvicorn.Server, ready: Callable[[], None]) -> None:
+async def _complete(server: uvicorn.Server, app: App, ready: Callable[[], None]) -> None:
+    """Say that it answers, and only then fetch the parts that take seconds to import."""
     while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
         await anyio.sleep(0.005)
     ready()
+    async with app.parts():
+        await anyio.sleep_forever()
 
 
 async def _obey(service: Service, server: uvicorn.Server, options: Options) -> None:
