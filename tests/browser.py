@@ -19,7 +19,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (apt-get install chromium)")
 
 # On a busy machine a page takes its time.
-expect.set_options(timeout=45_000)
+expect.set_options(timeout=120_000)
 
 _ARGUMENTS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -54,7 +54,7 @@ class Watched:
 async def tab(browser: Browser, url: str, *, width: int = 1280, height: int = 860) -> AsyncIterator[Watched]:
     """A tab that shows the page at `url`."""
     page = await browser.new_page(viewport={"width": width, "height": height})
-    page.set_default_timeout(45_000)
+    page.set_default_timeout(120_000)
     watched = Watched(page)
     try:
         await page.goto(url)

@@ -29,7 +29,7 @@ def rollcage(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=240,
     )
 
 

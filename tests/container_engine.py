@@ -51,7 +51,7 @@ def an_engine(folder: Path) -> Iterator[str]:
         argv = ["setpriv", "--pdeathsig", "TERM", "podman", *options, "system", "service", "--time=0", address]
         service = subprocess.Popen(argv, stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not answers(address):
             if service.poll() is not None or time.monotonic() > deadline:
                 said = (folder / "log").read_text(errors="replace").strip()[-400:]

@@ -48,7 +48,7 @@ def _ask(endpoint: Endpoint, path: str, body: Any) -> Said:
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {endpoint.key.get_secret_value()}"}
     data = None if body is None else json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=100) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=300) as answer:
             return Said(answer.status, answer.read().decode())
     except urllib.error.HTTPError as error:
         with error:

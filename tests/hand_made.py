@@ -313,7 +313,7 @@ async def _either(gateway: Gateway | None) -> AsyncIterator[Gateway]:
 
 
 async def until(true: Callable[[], object]) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(120):
         while not true():
             await asyncio.sleep(0.001)
 

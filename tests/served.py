@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,7 +37,7 @@ class Served:
     def http(self, key: str = "") -> httpx.AsyncClient:
         shown = key or self.key
         headers = {"Authorization": f"Bearer {shown}"} if shown else {}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60, verify=False)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=120, verify=False)
 
     def kill(self) -> None:
         self.process.kill()
@@ -43,8 +45,18 @@ class Served:
 
     async def ended(self) -> int:
         """Its exit code, once it is gone."""
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             return await anyio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True)
+
+
+def steady_port() -> int:
+    """A free port for a server that is to come back to it: below those that the system gives to whoever asks."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(10_000, lowest)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @asynccontextmanager
@@ -59,14 +71,16 @@ async def served(
         for name, value in os.environ.items()
         if not name.startswith(("VLLM_", "OPENAI_", "HF_ROUTER_", "ROLLCAGE_"))
     }
-    command = [sys.executable, "-m", "rollcage", "serve", "--port", "0", "--home", str(home), "--json", *options]
+    # The signal is for the case that we are killed.
+    command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "rollcage", "serve", "--port", "0"]
+    command += ["--home", str(home), "--json", *options]
     with log.open("ab") as stderr:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=stderr, env=settings | dict(environment or {})
         )
     try:
         assert process.stdout is not None
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             line = await anyio.to_thread.run_sync(process.stdout.readline, abandon_on_cancel=True)
         assert line, log.read_text()
         yield Served(process, json.loads(line)["url"], home, log, key)

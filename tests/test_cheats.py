@@ -34,7 +34,7 @@ BY_COMMAND = Task(
     files={"calc.py": ADD},
     verify=('cd "$HOME" && python3 "$TESTS_DIR/check_5310.py"',),
     tests={"check_5310.py": CHECK},
-    limits=Limits(agent_timeout_s=30, verify_timeout_s=20),
+    limits=Limits(agent_timeout_s=120, verify_timeout_s=120),
 )
 BY_SCRIPT = BY_COMMAND.model_copy(
     update={

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ async def provider(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lo
 
 @pytest.mark.parametrize("one", CHECKS, ids=lambda one: one.name)
 async def test_local_boxes_hold_what_every_box_must(provider: LocalProvider, one: Check) -> None:
-    verdict = await judge(one, provider)
+    verdict = await judge(one, provider, replace(traits_of(provider), pace=4))
     # Without cgroups only these two limits are beyond us, and then each box says so.
     beyond_us = not ROOT and one.name in ("limits.memory_together", "limits.cpus")
     assert verdict.outcome == "passed" or (verdict.outcome == "not_applicable" and beyond_us), verdict.detail

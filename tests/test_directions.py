@@ -96,7 +96,7 @@ def test_run_and_runner_know_protocols_and_no_backend() -> None:
 def loaded(statement: str) -> set[str]:
     """The modules of a new process after this statement."""
     code = f"{statement}\nimport sys; print(*sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     return set(ended.stdout.split())
 
 

@@ -62,7 +62,7 @@ async def test_it_conforms(provider: E2BProvider, runtime: E2BRuntime, check: Ch
     async def lose(box: Sandbox) -> None:
         await runtime.vanish(box.id)
 
-    verdict = await judge(check, provider, Traits(lose=lose, pace=2))
+    verdict = await judge(check, provider, Traits(lose=lose, pace=4))
     assert verdict.outcome != "failed", verdict.detail
 
 
@@ -107,7 +107,7 @@ async def test_a_box_is_ordered_without_internet_and_with_our_tags(provider: E2B
 
 
 async def test_a_box_outlives_its_time_as_long_as_it_is_open(runtime: E2BRuntime, tmp_path: Path) -> None:
-    async with E2BProvider(runtime.settings, tmp_path, ttl_s=2) as provider, provider.open(SPEC) as box:
+    async with E2BProvider(runtime.settings, tmp_path, ttl_s=5) as provider, provider.open(SPEC) as box:
         machine = runtime.machines[box.id]
         await until(lambda: machine.renewals >= 7)
         assert (await sh(box, "echo alive")).stdout.text == "alive\n"
@@ -122,13 +122,18 @@ async def test_an_idle_box_that_vanished_is_noticed_by_itself(runtime: E2BRuntim
 
 
 async def test_who_gives_up_while_a_box_is_made_leaves_none(provider: E2BProvider, runtime: E2BRuntime) -> None:
-    made = len(runtime.orders)
-    runtime.slow_s = 0.5
+    made, asked = len(runtime.orders), runtime.attempts
+    runtime.slow_s = 1
+
+    async def order() -> None:
+        async with provider.open(SPEC):
+            await anyio.sleep_forever()
+
     try:
-        with anyio.move_on_after(0.2) as scope:
-            async with provider.open(SPEC):
-                pass
-        assert scope.cancelled_caught
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(order)
+            await until(lambda: runtime.attempts > asked)
+            tasks.cancel_scope.cancel()
         await provider.close()
     finally:
         runtime.slow_s = 0
@@ -239,7 +244,7 @@ def test_as_root_a_command_has_its_own_processes_an_empty_network_and_no_way_to_
         "cat; printf '\\377'; exit 7"
     )
     process = launched(tmp_path, ["sh", "-c", look], b"input\n")
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     head, _, said = out.partition(b"\n")
     assert json.loads(head) == {"missing": [], "refused": ""}, err
     uid, processes, devices, rest = said.split(b"\n", 3)
@@ -256,15 +261,15 @@ async def test_as_root_a_killed_launcher_takes_every_daemon_with_it(tmp_path: Pa
         beat.touch()
         Path(folder).chmod(0o755)
         beat.chmod(0o666)
-        daemon = f"(setsid sh -c 'while :; do echo x >> {beat}; sleep 0.05; done' &) & sleep 0.3; echo up; sleep 1000"
+        daemon = f"(setsid sh -c 'while :; do echo x >> {beat}; sleep 0.05; done' &) & "
+        daemon += f"until [ -s {beat} ]; do sleep 0.05; done; echo up; sleep 1000"
         process = launched(tmp_path, ["sh", "-c", daemon])
         assert process.stdout is not None
         process.stdout.readline()
         assert process.stdout.readline() == b"up\n"
-        assert beat.stat().st_size
         # `unshare` has become the launcher: this is what the SDK's kill does.
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
         assert await _settles(beat)
 
 
@@ -290,7 +295,7 @@ HELLO = Task(
     setup=("echo seeded > seed.txt",),
     verify=("grep -qx hello hello.txt", "grep -qx seeded seed.txt"),
     solution=(bash("echo hello > hello.txt; curl -sm 3 http://example.com; echo net $?"), ScriptedTurn(text="Done.")),
-    limits=Limits(agent_timeout_s=90, verify_timeout_s=60),
+    limits=Limits(agent_timeout_s=300, verify_timeout_s=120),
 )
 
 
@@ -314,12 +319,12 @@ async def test_a_whole_rollout_of_the_real_agent_runs_at_e2b(play: Play, runtime
 async def test_a_box_that_vanishes_under_the_agent_ends_the_rollout_as_lost(
     runner: Runner, model: ScriptedModel, runtime: E2BRuntime, store: Store
 ) -> None:
-    task = Task(instruction="echo begun > begun; sleep 300", limits=Limits(agent_timeout_s=90))
+    task = Task(instruction="echo begun > begun; sleep 300", limits=Limits(agent_timeout_s=300))
     job = Job.model_validate(
         {"task": task, "model": model.endpoint(()), "agent": {"name": "shell"}, "sandbox": {"backend": "e2b"}}
     )
     name = await runner.start(job)
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         while not runtime.machines:
             await asyncio.sleep(0.05)
         machine = next(iter(runtime.machines.values()))

@@ -19,7 +19,6 @@ def resident_kb() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 async def test_ten_thousand_calls_leave_memory_flat() -> None:
     turns = 0
 

@@ -46,7 +46,7 @@ async def test_watching_from_another_terminal_shows_the_words_as_they_come(
     runner: Runner, store: Store, model: ScriptedModel, state_dir: Path
 ) -> None:
     """`rollcage watch` on a pseudo-terminal, in a process of its own, on the log of this one."""
-    slow = ScriptedTurn(text="apple banana cherry durian elderberry fig grape honeydew", token_delay_s=0.12)
+    slow = ScriptedTurn(text="apple banana cherry durian elderberry fig grape honeydew", token_delay_s=0.4)
     home = store.path.parent
     rollout_id = await runner.start(Job(task=Task(instruction="fruit"), model=model.endpoint((slow,))))
     main, side = pty.openpty()

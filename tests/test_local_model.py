@@ -144,10 +144,10 @@ async def test_an_agent_that_hangs_up_stops_the_generation_in_the_engine(local: 
     async with rig(endpoint, limits=Limits(max_tokens_cap=8000)) as gate:
         async with gate.connect() as client:
             client.writer.write(gate.request(chat(max_tokens=8000)))
-            with anyio.fail_after(20):
+            with anyio.fail_after(120):
                 while not await busy():
                     await anyio.sleep(0.02)
-        with anyio.fail_after(20):
+        with anyio.fail_after(120):
             while await busy() or not gate.recorded:
                 await anyio.sleep(0.02)
         (turn,) = gate.recorded
@@ -183,7 +183,7 @@ async def test_the_engine_dies_with_its_parent(tmp_path: Path, cache_dir: Path) 
     async with serving(tmp_path, cache_dir, "--json") as (process, told):
         process.kill()
         await process.wait()
-        with anyio.fail_after(10):
+        with anyio.fail_after(120):
             while alive(told["pid"]):
                 await anyio.sleep(0.02)
 
@@ -191,7 +191,7 @@ async def test_the_engine_dies_with_its_parent(tmp_path: Path, cache_dir: Path) 
 async def test_an_engine_that_dies_is_told(cache_dir: Path) -> None:
     async with LocalModel(cache_dir, context=512, threads=1) as model:
         os.kill(model.pid, signal.SIGKILL)
-        with anyio.fail_after(10), pytest.raises(ModelError, match="ended by itself"):
+        with anyio.fail_after(120), pytest.raises(ModelError, match="ended by itself"):
             await model.wait()
 
 
@@ -318,7 +318,7 @@ async def test_the_real_opencode_runs_on_the_real_model(play: Play, local: Local
     """It is far too small to do anything useful; but the agent, the box, the gateway and the engine are all real."""
     task = Task(
         instruction="Say hello.",
-        limits=Limits(agent_timeout_s=90, max_tokens_cap=24, max_turns=2),
+        limits=Limits(agent_timeout_s=300, max_tokens_cap=24, max_turns=2),
     )
     agent = AgentSpec(system_prompt="You are brief.", enabled_tools=("bash",))
     rollout = await play(task, agent=agent, endpoint=local.endpoint(temperature=0))

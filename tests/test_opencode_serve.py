@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from playing import Play
+from rollcage.agents.opencode_listener import EVERY_S
 from rollcage.agents.opencode_transcript import messages_of, session_of
 from rollcage.errors import UsageError
 from rollcage.events import AgentSaid, Rollout, TurnEnded
@@ -41,7 +42,7 @@ TASK = Task(
     files={"seed.txt": "seeded\n"},
     verify=("grep -qx hello hello.txt",),
     solution=(bash("cat seed.txt; echo hello > hello.txt", reasoning="Let me think."), DONE),
-    limits=Limits(agent_timeout_s=60, verify_timeout_s=30),
+    limits=Limits(agent_timeout_s=300, verify_timeout_s=120),
 )
 
 
@@ -128,7 +129,7 @@ async def test_the_output_of_a_long_command_is_seen_before_it_ends_and_not_too_o
     rollout = await play(TASK, agent=SERVE, script=script)
     seen = [data["part"]["state"] for data in rollout.said if data["type"] == "part" and data["part"]["type"] == "tool"]
     assert any("line" in str(state.get("metadata")) for state in seen)
-    assert len(seen) < 10
+    assert len(seen) < rollout.timings["agent"] / EVERY_S + 5
 
 
 async def test_an_abort_stops_generation_at_once_and_the_transcript_says_so(
@@ -137,7 +138,7 @@ async def test_an_abort_stops_generation_at_once_and_the_transcript_says_so(
     """The server itself is told: it breaks off its call and marks the message, before it is killed."""
     endpoint = model.endpoint((ScriptedTurn(text="word " * 2000, token_delay_s=0.05),))
     rollout_id = await runner.start(Job(task=TASK, model=endpoint, agent=SERVE))
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         async for entry in store.follow(rollout_id):
             if isinstance(entry.event, AgentSaid) and entry.event.data["type"] in ("part", "delta"):
                 part = entry.event.data.get("part", {"type": "text", "text": "word"})
@@ -152,7 +153,7 @@ async def test_an_abort_stops_generation_at_once_and_the_transcript_says_so(
 
 @pytest.mark.slow
 async def test_time_that_runs_out_in_a_command_is_scored_on_what_is_left(play: Play) -> None:
-    task = TASK.model_copy(update={"limits": Limits(agent_timeout_s=8, verify_timeout_s=30)})
+    task = TASK.model_copy(update={"limits": Limits(agent_timeout_s=40, verify_timeout_s=120)})
     rollout = await play(task, agent=SERVE, script=(bash("echo hello > hello.txt; sleep 600"),))
     assert rollout.outcome is Outcome.AGENT_TIMEOUT
     assert rollout.reward is not None
@@ -224,6 +225,6 @@ async def test_a_driver_it_does_not_have_is_named(backends: Backends) -> None:
 
 @pytest.mark.slow
 async def test_a_model_that_never_answers_gives_null_though_the_call_is_broken_off_by_us(play: Play) -> None:
-    task = TASK.model_copy(update={"limits": Limits(agent_timeout_s=25, verify_timeout_s=30)})
+    task = TASK.model_copy(update={"limits": Limits(agent_timeout_s=40, verify_timeout_s=120)})
     rollout = await play(task, agent=SERVE, script=(ScriptedTurn(text="never", delay_s=600),))
     assert (rollout.outcome, rollout.reward) == (Outcome.MODEL_UNREACHABLE, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from environment_server import HOLD, served, shell
 from rollcage.server.admission import new_key
 from served import served as serve
+from test_server_crash import let_go
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 async def socket(stack: AsyncExitStack, server: str, **headers: str) -> ClientConnection:
     url = server.replace("http", "ws") + "/ws"
-    return await stack.enter_async_context(connect(url, additional_headers=headers, open_timeout=30))
+    return await stack.enter_async_context(connect(url, additional_headers=headers, open_timeout=120))
 
 
 async def ask(ws: ClientConnection, kind: str, data: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -136,7 +138,7 @@ async def test_what_goes_wrong_in_a_step_is_in_its_observation(server: str) -> N
 
 
 async def test_an_episode_lasts_across_plain_http_requests(server: str) -> None:
-    async with httpx.AsyncClient(base_url=server, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=server, timeout=120) as http:
         for episode in ("a", "b"):
             ready = (await http.post("/reset", json={"episode_id": episode})).json()
             assert ready["observation"]["metadata"]["status"] == "ready"
@@ -151,11 +153,13 @@ async def test_an_episode_lasts_across_plain_http_requests(server: str) -> None:
 
 
 async def test_a_step_that_runs_out_of_time_names_the_rollout_that_goes_on(server: str) -> None:
-    async with httpx.AsyncClient(base_url=server, timeout=60) as http:
-        step = {"action": tool("run_rollout", **shell("sleep 2")), "timeout_s": 1}
+    async with httpx.AsyncClient(base_url=server, timeout=120) as http:
+        mark = f"mark-{secrets.token_hex(6)}"
+        step = {"action": tool("run_rollout", **shell(f"(exec -a {mark} sleep 1000); true")), "timeout_s": 4}
         error = (await http.post("/step", json=step)).json()["observation"]["error"]
         assert error["error_type"] == "timeout"
         rollout_id = error["message"].partition("rollout ")[2].split()[0]
+        await let_go(mark)
         finish = {"action": tool("finalize_rollout", rollout_id=rollout_id)}
         result = (await http.post("/step", json=finish)).json()["observation"]["result"]["data"]
         assert result["outcome"] == "succeeded"
@@ -271,7 +275,7 @@ async def test_keys_are_asked_for_on_every_plane(tmp_path: Path) -> None:
         async with AsyncExitStack() as stack:
             with pytest.raises(InvalidStatus):
                 await socket(stack, url)
-        async with httpx.AsyncClient(base_url=url) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=120) as http:
             for path in ("/mcp", "/reset", "/step"):
                 assert (await http.post(path, json={})).status_code == 401
             assert (await http.get("/state")).status_code == 401
@@ -286,7 +290,7 @@ async def test_keys_are_asked_for_on_every_plane(tmp_path: Path) -> None:
 async def test_a_message_that_cannot_be_read_is_not_repeated(server: str) -> None:
     secret = "sk-very-secret"
     said: list[str] = []
-    async with httpx.AsyncClient(base_url=server, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=server, timeout=120) as http:
         for path in ("/step", "/reset", "/mcp"):
             for body in (
                 {"seed": secret, "actions": {"api_key": secret}},
@@ -302,7 +306,7 @@ async def test_a_message_that_cannot_be_read_is_not_repeated(server: str) -> Non
         {"method": "tools/call", "api_key": secret},
     ]
     for path in ("/ws", "/mcp"):
-        async with connect(server.replace("http", "ws") + path, open_timeout=30) as ws:
+        async with connect(server.replace("http", "ws") + path, open_timeout=120) as ws:
             for frame in bad:
                 await ws.send(json.dumps(frame))
                 said.append(str(await ws.recv()))
@@ -413,7 +417,7 @@ async def test_the_server_runs_under_its_published_name(tmp_path: Path) -> None:
         try:
             assert process.stderr is not None
             url = next(line.split()[4] for line in process.stderr if "running on" in line)
-            async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+            async with httpx.AsyncClient(base_url=url, timeout=120) as http:
                 assert (await http.get("/health")).status_code == 200
                 assert (await http.post("/reset", json={})).json()["observation"]["metadata"]["status"] == "ready"
             process.terminate()

@@ -62,7 +62,7 @@ async def provider(state_dir: Path) -> AsyncIterator[Counted]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         while not holds():
             await anyio.sleep(0.02)
 

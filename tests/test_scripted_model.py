@@ -97,7 +97,8 @@ CALLS = st.lists(
     st.builds(ScriptedCall, name=st.text(st.characters(codec="utf-8"), min_size=1), arguments=ARGUMENTS), max_size=3
 )
 TURNS = st.builds(ScriptedTurn, text=WORDS, reasoning=WORDS, tool_calls=CALLS.map(tuple))
-relaxed = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+unfazed = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+relaxed = settings(deadline=None, max_examples=60, suppress_health_check=unfazed)
 
 
 @relaxed

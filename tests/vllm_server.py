@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -15,11 +15,12 @@ from anyio.abc import Process
 
 from engine_client import ask
 from rollcage.types import Endpoint
+from served import steady_port
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "vllm.sh"
 TEMPLATE = Path(__file__).parent / "real" / "chatml.jinja"
 INSTALL_S = 15 * 60
-START_S = 5 * 60
+START_S = 15 * 60
 MODEL = "smollm2-135m"
 CONTEXT = 16_384
 """Twice what the model was trained for: the agent's own prompt fills half of it, and nobody expects sense of it."""
@@ -58,14 +59,14 @@ async def build(folder: Path) -> None:
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[Endpoint]:
     """A vLLM that answers, until the end of the block."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = steady_port()
     endpoint = Endpoint(base_url=f"http://127.0.0.1:{port}/v1", model=MODEL, kind="vllm")
-    with (folder / "server.log").open("wb") as log:
+    # It leaves its sockets lying about where temporary files go; what it compiles there is worth keeping.
+    with tempfile.TemporaryDirectory(prefix="vllm-") as scratch, (folder / "server.log").open("wb") as log:
         # The signal is for the case that we are killed: gigabytes of memory must not outlive the tests.
         argv = ["setpriv", "--pdeathsig", "TERM", *_command(folder, port)]
-        environment = {**os.environ, **_ENVIRONMENT}
+        kept = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"), "TMPDIR": scratch}
+        environment = {**os.environ, **_ENVIRONMENT, **kept}
         process = await anyio.open_process(
             argv, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )

@@ -22,10 +22,10 @@ from rollcage.sandboxes.base import Exit, Sandbox, run, sh
 from rollcage.testing import ScriptedModel
 from rollcage.types import HOME, Endpoint, Limits, Purpose, SandboxSpec, ScriptedCall, ScriptedTurn, Turn
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-INSTALL_S = 180
-AGENT_S = 90
+INSTALL_S = 300
+AGENT_S = 300
 WORKDIR = f"{HOME}/workdir"
 AGENTS = f"{HOME}/.agents"
 WRITES = "printf 'written %s\\n' $((6*7)) > note.txt"

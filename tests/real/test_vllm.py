@@ -20,7 +20,7 @@ from rollcage.gateway import Gateway
 from rollcage.types import AgentSpec, Endpoint, Limits, Outcome, Sampling, Task, Turn
 from vllm_server import INSTALL_S, START_S, NotBuilt, build, serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(INSTALL_S + START_S + 300)]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(INSTALL_S + START_S + 900)]
 
 TEXT = {"model": "model", "messages": [{"role": "user", "content": "List the files here."}], "max_tokens": 20}
 CALL = {**TEXT, "tools": [BASH], "tool_choice": "required", "max_tokens": 60}
@@ -132,7 +132,7 @@ async def test_an_agent_that_hangs_up_stops_the_generation_in_the_engine(vllm: E
             for _ in range(3):
                 await client.chunk()
             assert await running(vllm) == 1
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             while await running(vllm) or not gate.recorded:
                 await anyio.sleep(0.1)
         (turn,) = gate.recorded
