@@ -97,7 +97,9 @@ async def test_a_server_killed_amid_twenty_rollouts_comes_back_with_all_of_them(
             resumed = await result(http, each)
             assert (resumed["outcome"], resumed["reward"]) == ("succeeded", 1.0), resumed["error"]
         assert [each["cmd"] for each in (await result(http, in_setup))["setup_results"]] == [hold, "echo set"]
-        assert "rollcage_rollouts_resumed_total 11.0" in (await http.get("/metrics")).text
+        counted = (await http.get("/metrics")).text
+        assert "rollcage_rollouts_resumed_total 11.0" in counted
+        assert 'rollcage_rollouts_ended_total{outcome="crashed"} 5.0' in counted
 
 
 async def killed_with_queued(home: Path, count: int) -> tuple[list[str], str]:

@@ -104,8 +104,12 @@ class Owners:
         return False
 
 
-async def recover(store: Store, owners: Owners) -> list[str]:
-    """End every open rollout whose process is dead; its boxes died with it. Returns their ids.
+def _ignore(rollout_id: str, event: Event) -> None:
+    pass
+
+
+async def recover(store: Store, owners: Owners, heard: Heard = _ignore) -> list[str]:
+    """End every open rollout whose process is dead; its boxes died with it. Returns their ids, and tells `heard`.
 
     Those that a server may resume are left to it, unless somebody asked for them to stop.
     """
@@ -123,6 +127,7 @@ async def recover(store: Store, owners: Owners) -> list[str]:
         with suppress(StoreError):  # another process was quicker
             await store.append(summary.id, over)
             ended.append(summary.id)
+            heard(summary.id, over)
     return ended
 
 
@@ -166,6 +171,8 @@ class Runner:
         """Who runs and who waits."""
         self.heard: Heard = _ignore
         """Told of every event."""
+        self.recovered: list[tuple[str, Event]] = []
+        """What was ended at the start, because its process was dead."""
 
     @classmethod
     @asynccontextmanager
@@ -177,10 +184,12 @@ class Runner:
         `queue`: how many may wait; null means any number.
         """
         owners = Owners.beside(store)
-        await recover(store, owners)
+        recovered: list[tuple[str, Event]] = []
+        await recover(store, owners, lambda *each: recovered.append(each))
         with owners.hold() as owner:
             async with anyio.create_task_group() as tasks:
                 runner = cls(store, backends, tasks, owner, Places(at_once, queue))
+                runner.recovered = recovered
                 await tasks.start(runner._obey)
                 await tasks.start(serve, owners.socket(owner), backends.gateway.watch)
                 try:
@@ -224,8 +233,9 @@ class Runner:
         """End a dead process's rollout that cannot be run anew."""
         with suppress(StoreError):  # somebody else was quicker
             await self._store.append(orphan.id, Requeued(owner=self._owner, previous=orphan.owner))
-            error = f"crashed: {_DIED}; {why}"
-            await self._store.append(orphan.id, Ended(outcome=Outcome.CRASHED, error=error, error_code="crashed"))
+            over = Ended(outcome=Outcome.CRASHED, error=f"crashed: {_DIED}; {why}", error_code="crashed")
+            await self._store.append(orphan.id, over)
+            self.heard(orphan.id, over)
 
     async def _enter(self, rollout_id: str, first: Queued | Requeued, job: Job, parts: Parts, ticket: Ticket) -> None:
         # What is in the log must be run: whoever asked may be cancelled, but not between the two.
@@ -333,7 +343,3 @@ class Runner:
                     return
             else:
                 return
-
-
-def _ignore(rollout_id: str, event: Event) -> None:
-    pass

@@ -74,6 +74,8 @@ class Service(Reader):
         self.metrics = Metrics(runner.places, lambda: self._feeds.followers)
         """What this process counts."""
         runner.heard = self._heard
+        for each in runner.recovered:
+            self._heard(*each)
 
     @classmethod
     @asynccontextmanager
@@ -274,7 +276,7 @@ class Service(Reader):
         while True:
             if not self._stopping:
                 try:
-                    await recover(self._store, self._owners)
+                    await recover(self._store, self._owners, self._heard)
                     for orphan in await orphans(self._store, self._owners):
                         await self._adopt(orphan, callers.get(orphan.caller) or Caller(name=orphan.caller))
                 except StoreError:
