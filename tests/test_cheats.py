@@ -330,3 +330,64 @@ async def test_an_image_whose_path_leads_into_the_workdir_lets_no_program_of_the
         assert rollout.reward.total == 0
     finally:
         await provider.images.remove(name)
+
+
+ON_THE_WAY = {
+    "a folder of modules": {"PYTHONPATH": f"{HOME}/workdir"},
+    "by a link": {"PYTHONPATH": f"/nowhere:{HOME}/linked/../linked"},
+    "by a link of the agent's": {"PYTHONPATH": f"{HOME}/linked/here"},
+    "wherever a command is started": {"PYTHONPATH": "/nowhere:"},
+    "a shell's start-up file": {"BASH_ENV": f"{HOME}/workdir/start.sh"},
+    "one that the shell works out": {"BASH_ENV": "$HOME/workdir/start.sh"},
+    "one beside the command": {"BASH_ENV": "start.sh"},
+    "in an option of a variable that nobody knows": {"GLOBAL_HOOK": f"--with={HOME}/workdir/start.sh"},
+}
+
+
+@pytest.mark.parametrize("way", ON_THE_WAY)
+async def test_what_an_image_sets_lets_no_code_of_the_agents_judge(way: str, play: Play, backends: Backends) -> None:
+    provider = backends.providers["local"]
+    assert isinstance(provider, LocalProvider)
+    name = f"sets-{secrets.token_hex(4)}"
+    await build(provider, name, "ln -s workdir ~/linked", env=ON_THE_WAY[way])
+    plant = "ln -s /proc/self/cwd here; echo 'import os; os._exit(0)' > sitecustomize.py; echo 'exit 0' > start.sh"
+    verify = 'if [ -n "$GLOBAL_HOOK" ]; then . "${GLOBAL_HOOK#*=}"; fi; python3 -c "import sys; sys.exit(1)"'
+    # Verify commands are started by a shell of ours, and this by one of theirs.
+    verify = f"bash -c '{verify}'"
+    try:
+        task = Task(instruction=plant, verify=(verify,))
+        rollout = await play(task, agent="shell", sandbox=SandboxSpec(template=name))
+    finally:
+        await provider.images.remove(name)
+    assert rollout.outcome is Outcome.SUCCEEDED, rollout.error
+    assert rollout.reward is not None
+    assert rollout.reward.total == 0
+    # Our own commands were not misled either.
+    assert set(rollout.files) == {"sitecustomize.py", "start.sh"}
+    [notice] = [event for event in rollout.noticed if "the image sets it" in event.what]
+    assert notice.paths == tuple(ON_THE_WAY[way])
+
+
+async def test_what_an_image_sets_and_leads_elsewhere_is_there_for_the_verifier(play: Play, backends: Backends) -> None:
+    provider = backends.providers["local"]
+    assert isinstance(provider, LocalProvider)
+    name = f"sets-{secrets.token_hex(4)}"
+    env = {
+        "PYTHONPATH": f"{HOME}/own:{HOME}/workdir:",
+        "COLOUR": "green, or http://example.com/blue",
+        "BASH_ENV": f"{HOME}/own/start.sh",
+        "NODE_OPTIONS": "--max-old-space-size=64",
+        "PERL5OPT": "-Ilib",
+    }
+    await build(provider, name, "mkdir ~/own; echo started=yes > ~/own/start.sh", env=env)
+    verify = f"""
+        test "$PYTHONPATH|$COLOUR|$started" = "{HOME}/own|{env["COLOUR"]}|yes" &&
+        test "$NODE_OPTIONS|${{PERL5OPT-none}}" = "{env["NODE_OPTIONS"]}|none"
+    """
+    try:
+        task = Task(instruction="echo started=no > start.sh", verify=(verify,))
+        rollout = await play(task, agent="shell", sandbox=SandboxSpec(template=name))
+    finally:
+        await provider.images.remove(name)
+    assert rollout.reward is not None, rollout.error
+    assert rollout.reward.total == 1

@@ -22,7 +22,7 @@ from rollcage.agents.opencode import OpenCode
 from rollcage.errors import SandboxLost, SetupError, UsageError
 from rollcage.gateway import Gateway
 from rollcage.runner import Backends, Runner
-from rollcage.sandboxes.base import run, sh
+from rollcage.sandboxes.base import Whole, run, sh
 from rollcage.sandboxes.conformance import CHECKS, Check, judge
 from rollcage.sandboxes.conformance.backends import traits_of
 from rollcage.sandboxes.container import OWNER, ContainerProvider
@@ -31,6 +31,7 @@ from rollcage.settings import Settings
 from rollcage.store import Store
 from rollcage.testing import ScriptedModel
 from rollcage.types import HOME, AgentSpec, Job, Limits, Outcome, SandboxSpec, ScriptedCall, ScriptedTurn, Task
+from rollcage.verify_environment import environment_from
 from systems import MARK, a_system
 
 SYSTEM, BARE = "localhost/rollcage-test/system:one", "localhost/rollcage-test/bare:one"
@@ -110,7 +111,7 @@ async def test_a_template_is_an_image_and_brings_its_own_system(
     provider: ContainerProvider, engine: Engine, tmp_path: Path
 ) -> None:
     system = _packed(a_system(tmp_path / "system", python=True))
-    given = {"GREETING": "salut", "HOME": "/root"}
+    given = {"GREETING": "salut", "HOME": "/root", "PYTHONPATH": f"/opt:{HOME}/workdir", "BASH_ENV": "start.sh"}
     await engine.import_tree(system, SYSTEM, env=given)
     spec = SandboxSpec(backend="container", template=SYSTEM)
     async with provider.open(spec) as box:
@@ -118,6 +119,9 @@ async def test_a_template_is_an_image_and_brings_its_own_system(
         assert (await run(box, ["git", "--version"])).code == 127, "nothing of the host's programs"
         assert (await sh(box, "id -un; echo x > ~/x; cat ~/x /etc/shadow")).stdout.text == "user\nx\nroot:secret\n"
         assert (await run(box, ["printenv", "GREETING", "HOME"])).stdout.text == f"salut\n{HOME}\n"
+        assert (await run(box, ["printenv", "GREETING", "USER"], env=Whole())).stdout.text == "user\n"
+        verified, lost = await environment_from(box, [f"{HOME}/workdir"])
+        assert (verified["GREETING"], verified["PYTHONPATH"], lost) == ("salut", "/opt", ("BASH_ENV", "PYTHONPATH"))
 
 
 async def test_an_image_that_cannot_be_a_box_is_named_with_the_reason(

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -212,6 +213,35 @@ def test_layers_that_decompress_to_more_than_allowed_are_refused(tmp_path: Path)
         assert path.stat().st_size < 1 << 20
         with pytest.raises(UsageError, match="more than --max-gb allows"):
             _unpacked(path, tmp_path / f"to-{name}", limit=16 << 20)
+
+
+def test_descriptions_that_are_not_what_their_digests_say_are_refused(tmp_path: Path) -> None:
+    layers = (a_layer(*LOWER),)
+    config = a_configuration(layers)
+    changed = a_configuration(layers, config={"Env": ["LD_PRELOAD=/opt/kept"]})
+    files = oci_files(layers, config)
+    names = {name for name, content in files.items() if isinstance(content, bytes) and content.startswith(b"{")}
+    for number, name in enumerate(sorted(names - {"index.json", "oci-layout"})):
+        content = files[name]
+        assert isinstance(content, bytes)
+        other = {**files, name: changed if content == config else content + b" "}
+        with pytest.raises(UsageError, match="is not what its digest says"):
+            _unpacked(packed(other, tmp_path / "saved.tar"), tmp_path / str(number))
+    assert number == 2, "an index, a manifest and a configuration"
+
+
+def test_folders_without_end_are_no_saved_image(tmp_path: Path) -> None:
+    layers = (a_layer(*LOWER),)
+    saved = packed(docker_files(layers, a_configuration(layers)), tmp_path / "saved.tar").read_bytes()
+    folder = tarfile.TarInfo("blobs")
+    folder.type = tarfile.DIRTYPE
+    path = tmp_path / "many.tar"
+    path.write_bytes(folder.tobuf() * 5000 + saved)
+    assert is_saved(path)
+    path.write_bytes(folder.tobuf() * 10_000 + saved)
+    assert not is_saved(path)
+    with pytest.raises(UsageError, match="more files than any image"), opened(path, tmp_path / "scratch", 1 << 30):
+        pass
 
 
 def test_folders_in_folders_without_end_are_refused_and_can_be_removed(tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from rollcage.errors import UsageError
+from rollcage.images.imports import Source, moves_of
 from rollcage.images.tree import Tree, copy, unpack
 
 
@@ -118,3 +121,72 @@ def test_names_without_content_count_too(tmp_path: Path) -> None:
     data.seek(0)
     with Tree(tmp_path, limit=1 << 20) as tree, pytest.raises(UsageError, match=r"cannot take '85'"):
         unpack(io.BufferedReader(data), tree, lambda path: path)
+
+
+def _head(kind: bytes, size: int = 0) -> bytes:
+    info = tarfile.TarInfo("x")
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def _attribute(number: int) -> bytes:
+    """A header for all that follows, of 1 kB in all, that sets what no other has set."""
+    word = f"512 rollcage.{number:09}="
+    return _head(tarfile.XGLTYPE, 512) + word.encode().ljust(511, b"x") + b"\n"
+
+
+def _holes(number: int) -> bytes:
+    """Where holes are, and that more of this follows; the first is a file's own header."""
+    if number:
+        return b"00000000001\0" * 42 + b"\1" * 8
+    head = bytearray(_head(tarfile.GNUTYPE_SPARSE))
+    head[482] = 1
+    head[148:156] = b"%06o\0 " % (sum(head[:148]) + sum(head[156:]) + 8 * 32)
+    return bytes(head)
+
+
+class _Endless(io.RawIOBase):
+    """An archive whose blocks come from a function, without end; it counts them."""
+
+    def __init__(self, block: Callable[[int], bytes]) -> None:
+        self._block, self.blocks, self._rest = block, 0, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        while len(self._rest) < len(buffer):
+            self._rest += self._block(self.blocks)
+            self.blocks += 1
+        buffer[:] = self._rest[: len(buffer)]
+        self._rest = self._rest[len(buffer) :]
+        return len(buffer)
+
+
+ENDLESS: dict[str, Callable[[int], bytes]] = {
+    "a long name": lambda number: bytes(1024) if number else _head(tarfile.GNUTYPE_LONGNAME, 8 << 30),
+    "the attributes of one file": lambda number: bytes(1024) if number else _head(tarfile.XHDTYPE, 7 << 30),
+    "names of names": lambda number: _head(tarfile.GNUTYPE_LONGNAME),
+    "attributes of all files": lambda number: _attribute(number) + _head(tarfile.FIFOTYPE),
+    "holes": _holes,
+    "one folder again and again": lambda number: _head(tarfile.DIRTYPE),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_an_archive_in_which_something_has_no_end_is_refused_before_it_fills_the_memory(
+    what: str, tmp_path: Path
+) -> None:
+    source = _Endless(ENDLESS[what])
+    with Tree(tmp_path, limit=4 << 20) as tree, pytest.raises(UsageError, match=r"no usable tar archive|--max-gb"):
+        unpack(io.BufferedReader(source), tree, lambda path: path)
+    assert source.blocks < 10_000
+
+
+@pytest.mark.parametrize(
+    ("folder", "fine"),
+    [("/usr", False), ("/usr/local", False), ("/usr/lib/python3", False), ("/usr/src/app", True), ("/testbed", True)],
+)
+def test_the_folder_that_an_agent_works_in_holds_none_of_the_programs_that_judge_it(folder: str, fine: bool) -> None:
+    with nullcontext() if fine else pytest.raises(UsageError, match=f"--workdir {folder}: the system's programs"):
+        moves_of(Source(path=Path("/nowhere"), workdir=folder))

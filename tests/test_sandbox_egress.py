@@ -75,6 +75,7 @@ async def test_a_name_that_leads_to_a_private_address_is_reached_if_that_address
             async with egress(box, hosts):
                 got = (await sh(box, f"python3 fetch.py CONNECT localhost:{port}")).stdout.text
                 assert got.startswith(f"HTTP/1.1 {status}"), (hosts, got)
+                assert "127.0.0.1" not in got and "::1" not in got, "which address it is, the box does not learn"
 
 
 async def test_nothing_is_reachable_after_the_block(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rollcage.sandboxes.base import PATH, Sandbox, run
+from rollcage.sandboxes.base import PATH, Sandbox, Whole, run
 from rollcage.sandboxes.files import SKIPPED
 from rollcage.types import HOME
 
@@ -20,13 +20,16 @@ MAX_MEGABYTES = 128
 MAX_PATCH_BYTES = 1 << 20
 TIMEOUT_S = 30.0
 
-_ENVIRONMENT = {
-    "PATH": PATH,  # an image's own may lead to where the agent could write
-    "GIT_DIR": BEFORE,
-    "GIT_CONFIG_GLOBAL": "/dev/null",
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_OPTIONAL_LOCKS": "0",
-}
+_ENVIRONMENT = Whole(
+    {
+        "PATH": PATH,
+        "GIT_DIR": BEFORE,
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_OPTIONAL_LOCKS": "0",
+    }
+)
+"""All of it: what an image sets may lead to where the agent could write."""
 _PATHS = " ".join(f"':(exclude,glob)**/{name}' ':(exclude,glob)**/{name}/**'" for name in SKIPPED)
 
 _REMEMBER = f"""

@@ -38,9 +38,9 @@ async def run_commands(
     """
     deadline = time.monotonic() + seconds
     async with AsyncExitStack() as stack:
-        environment = dict(env or {})
+        environment = {} if env is None else env
         if stage is Stage.SETUP and commands and job.sandbox.setup_hosts:
-            environment |= await stack.enter_async_context(egress(box, job.sandbox.setup_hosts))
+            environment = {**environment, **await stack.enter_async_context(egress(box, job.sandbox.setup_hosts))}
         for command in commands:
             await log(CommandStarted(stage=stage, command=command))
             left = max(0.0, deadline - time.monotonic())

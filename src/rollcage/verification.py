@@ -14,12 +14,13 @@ import anyio
 from rollcage.errors import ScoringError, VerifierHung
 from rollcage.events import BoxOpened, Event, FilesCollected, Noticed
 from rollcage.patches import BEFORE, TIMEOUT_S, patch_of, remember
-from rollcage.sandboxes.base import PATH, Bare, Provider, Rewindable, Sandbox, run
+from rollcage.sandboxes.base import PATH, Bare, Provider, Rewindable, Sandbox, Whole, run
 from rollcage.sandboxes.files import Collected, NotCopied, collect, copy_path
 from rollcage.sandboxes.saved import Saved, saved
 from rollcage.scoring import reward_of, writes_parts, writes_reward
 from rollcage.staging import run_commands
-from rollcage.types import LOGS_DIR, TESTS_DIR, Job, Reward, Stage, Task, placed
+from rollcage.types import HOME, LOGS_DIR, TESTS_DIR, Job, Reward, Stage, Task, placed
+from rollcage.verify_environment import environment_from
 
 Log = Callable[[Event], Awaitable[object]]
 
@@ -156,6 +157,8 @@ async def _second_box(
     spec = job.sandbox.model_copy(update={"disk_mb": 2 * job.sandbox.disk_mb + SPARE_MB})
     async with provider.open(spec) as fresh:
         await log(BoxOpened(sandbox_id=fresh.id, backend=provider.name, fresh=True, notes=fresh.notes))
+        if isinstance(fresh, Rewindable):
+            await fresh.checkpoint()
         if archive is not None:
             await archive.unpack(fresh)
         for path in (job.task.workdir, *job.task.keep):
@@ -163,8 +166,11 @@ async def _second_box(
                 await copy(fresh, path)
             except NotCopied:
                 # The agent made it so. It is judged without it: an error would be a way around a zero.
-                await run(fresh, ["rm", "-rf", "--", path], env={"PATH": PATH})
+                await run(fresh, ["rm", "-rf", "--", path], env=Whole(PATH=PATH))
                 await log(Noticed(what="cannot be copied to a fresh box; verification does not see it", paths=(path,)))
+        if isinstance(fresh, Rewindable):
+            # All of it stays; but where a disk is only watched, what was copied does not count as the verifier's.
+            await fresh.rewind((HOME,))
         yield fresh
 
 
@@ -204,6 +210,10 @@ async def _judge(job: Job, box: Sandbox, log: Log, deadline: float) -> Reward | 
         if event.kind == "command_ended":
             results.append(event.result)
 
+    given, lost = await environment_from(box, (task.workdir, *task.keep))
+    if lost:
+        what = "the image sets it to what lies in the agent's work; verify commands do not get it, or not all of it"
+        await log(Noticed(what=what, paths=lost))
     hung = await run_commands(
         box,
         job,
@@ -211,7 +221,7 @@ async def _judge(job: Job, box: Sandbox, log: Log, deadline: float) -> Reward | 
         stage=Stage.VERIFY,
         log=noted,
         seconds=deadline - time.monotonic(),
-        env={**ENVIRONMENT, "PATH": await _path(box, task) if job.sandbox.template else PATH},
+        env=Whole({**given, **ENVIRONMENT}),
     )
     if hung:
         raise VerifierHung(f"verify command {hung.command!r} ran out of time")
@@ -232,28 +242,13 @@ async def _judge(job: Job, box: Sandbox, log: Log, deadline: float) -> Reward | 
     return reward
 
 
-async def _path(box: Sandbox, task: Task) -> str:
-    """The PATH of the box's commands without what leads into the agent's work: an image's may, even by a link."""
-    told = await run(box, ["/usr/bin/env"], cwd="/")  # by its path: nothing is looked up
-    whole = next((line[5:] for line in told.stdout.text.splitlines() if line.startswith("PATH=")), PATH)
-    if whole == PATH:
-        return PATH
-    folders = whole.split(":")
-    script = 'for folder; do (cd -P -- "$folder" 2>/dev/null && pwd -P || echo); done'
-    shell = ["bash", "--noprofile", "--norc", "-c", script, "path", *folders]
-    real = (await run(box, shell, env={"PATH": PATH}, cwd="/")).stdout.text.splitlines()
-    work = (task.workdir, *task.keep)
-    places = zip(folders, real, strict=False)
-    return ":".join(folder for folder, place in places if place and not _within(place, work)) or PATH
-
-
 async def _left(box: Sandbox) -> dict[str, str]:
     """Which of reward.txt and reward.json are there, and of what kind and mode."""
     names = ["(", "-name", PurePosixPath(REWARD_FILE).name, "-o", "-name", PurePosixPath(REWARD_PARTS).name, ")"]
     # By name: what else the code under test has put there, and however it is called, is nobody's business.
     look = ["find", REWARD_DIR, "-mindepth", "1", "-maxdepth", "1", *names, "-printf", r"%y %m %p\n"]
     # An image's PATH may begin below home, where the code under test could have put a `find` of its own.
-    listed = await run(box, look, env={"PATH": PATH})
+    listed = await run(box, look, env=Whole(PATH=PATH))
     rows = [line.split(" ", 2) for line in listed.stdout.text.splitlines()]
     return {path: f"{kind} {mode}" for kind, mode, path in rows}
 

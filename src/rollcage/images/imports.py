@@ -33,6 +33,9 @@ MOVED = ".image"
 
 _LEFT_OUT = frozenset(f"etc/{name}{end}" for name in ("shadow", "gshadow") for end in ("", "-"))
 _OURS = frozenset(("dev", "proc", "sys", "tmp", "run"))
+_WORK = PurePosixPath(WORKDIR).name
+_PROGRAMS = ("bin", "etc", "lib", "lib64", "sbin", "usr/bin", "usr/lib", "usr/local/bin", "usr/local/lib", "usr/sbin")
+"""What judges an agent's work is started from here: it cannot be a part of what the agent writes."""
 """A box has its own; what an image has in them is not taken."""
 _SETTINGS = "settings.json"
 """In a part, beside its folders: what a saved image says of the commands that run in it."""
@@ -122,15 +125,22 @@ def moves_of(source: Source) -> dict[str, str]:
     """`{path in the image: path below home}` of what moves."""
     wanted = [(path, f"{MOVED}/{'/'.join(parts_of(path))}") for path in source.writable]
     if source.workdir:
-        wanted.append((source.workdir, PurePosixPath(WORKDIR).name))
+        wanted.append((source.workdir, _WORK))
     moves = {"/".join(parts_of(path)): target for path, target in wanted}
     for path in moves:
         first = path.partition("/")[0]
         if not path or first in _OURS or path == "home" or path.startswith("home/user"):
             raise UsageError(f"/{path}: choose a folder of the image itself")
+        if moves[path] == _WORK and any(_meet(path, each) for each in _PROGRAMS):
+            raise UsageError(f"--workdir /{path}: the system's programs are in it, and they judge the agent's work")
         if any(other != path and PurePosixPath(path).is_relative_to(other) for other in moves):
             raise UsageError(f"/{path}: it lies in another folder that moves; name only that one")
     return moves
+
+
+def _meet(one: str, other: str) -> bool:
+    """Whether one lies in the other, or is the same."""
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
 def _taken(path: str) -> str | None:

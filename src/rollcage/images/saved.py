@@ -7,22 +7,24 @@ writes or removes goes through `Tree`, which never leaves its folder.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import re
 import shutil
-import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from rollcage.images.saved_files import Archive, Counted, Files, Folder, refuse
+from rollcage.images.archives import entries
+from rollcage.images.saved_files import MOST_FILES, Archive, Counted, Files, Folder, refuse
 from rollcage.images.streams import is_compressed, plain, reading
-from rollcage.images.tree import Placing, Tree, members, parts_of, unpack
+from rollcage.images.tree import Placing, Tree, parts_of, unpack
 
 _DOCUMENT = 8 << 20
 """The largest manifest or configuration that is read."""
@@ -125,8 +127,8 @@ def is_saved(path: Path) -> bool:
         described = (path / "manifest.json").is_file() or (path / "index.json").is_file()
         return described and not (path / "usr").exists()
     try:
-        with path.open("rb") as file, plain(file) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
-            for member in tar:
+        with path.open("rb") as file, plain(file) as stream, entries(stream) as found:
+            for member in islice(found, MOST_FILES):
                 name = "/".join(parts_of(member.name))
                 if not member.isdir():
                     return name in _DOCUMENTS or bool(_PART.fullmatch(name))
@@ -188,16 +190,16 @@ def _indexed(files: Files) -> Saved:
     def blob(digest: str) -> str:
         return f"blobs/sha256/{_hex(digest)}"
 
-    name = "index.json"
+    name, digest = "index.json", ""
     depth = 0
     while True:
-        found = _document(files, name, _ANY_DOCUMENT.validate_json)
+        found = _document(files, name, _ANY_DOCUMENT.validate_json, digest)
         if isinstance(found, _Manifest):
             return _manifested(files, found, blob)
         fitting = [each for each in found.manifests if _fits(each.platform)]
         if len(fitting) != 1:
             refuse(f"it holds {len(fitting)} images for {_machine()}; save one by itself")
-        name, depth = blob(fitting[0].digest), depth + 1
+        name, digest, depth = blob(fitting[0].digest), _hex(fitting[0].digest), depth + 1
         if depth > _MOST_INDEXES:
             refuse("its index leads to an index, and so on")
 
@@ -208,11 +210,12 @@ def _fits(wanted: _Platform | None) -> bool:
 
 
 def _manifested(files: Files, manifest: _Manifest, blob: Callable[[str], str]) -> Saved:
-    return _checked(files, blob(manifest.config.digest), [blob(layer.digest) for layer in manifest.layers])
+    config, layers = manifest.config.digest, [blob(layer.digest) for layer in manifest.layers]
+    return _checked(files, blob(config), layers, _hex(config))
 
 
-def _checked(files: Files, config: str, layers: Sequence[str]) -> Saved:
-    found = _document(files, config, _Configuration.model_validate_json)
+def _checked(files: Files, config: str, layers: Sequence[str], digest: str = "") -> Saved:
+    found = _document(files, config, _Configuration.model_validate_json, digest)
     if found.os != "linux" or found.architecture not in ("", _machine()):
         refuse(f"it is an image for {found.os}/{found.architecture}, and this machine is linux/{_machine()}")
     if len(layers) != len(found.rootfs.layers) or len(layers) > _MOST_LAYERS:
@@ -240,11 +243,13 @@ def _hex(digest: str) -> str:
     return matched[1]
 
 
-def _document(files: Files, name: str, read: Callable[[bytes], Shape]) -> Shape:
+def _document(files: Files, name: str, read: Callable[[bytes], Shape], digest: str = "") -> Shape:
     with files.open(name) as file:
         text = file.read(_DOCUMENT + 1)
     if len(text) > _DOCUMENT:
         refuse(f"{name} is too large to be a description of an image")
+    if digest and hashlib.sha256(text).hexdigest() != digest:
+        refuse(f"{name} is not what its digest says: the archive is damaged, or was changed")
     return _valid(name, lambda: read(text))
 
 
@@ -258,8 +263,8 @@ def _valid(name: str, read: Callable[[], Shape]) -> Shape:
 
 def _remove_hidden(stream: Counted, tree: Tree, place: Placing, visible: Placing) -> None:
     """Take away what a layer says is gone from those below it, and read it to its end."""
-    with tarfile.open(fileobj=stream, mode="r|") as tar:
-        for member in members(tar):
+    with entries(stream) as found:
+        for member in found:
             path = "/".join(parts_of(member.name))
             above, _, name = path.rpartition("/")
             if member.isdir():

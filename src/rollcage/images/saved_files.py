@@ -7,14 +7,15 @@ import io
 import os
 import posixpath
 import stat
-import tarfile
 from typing import BinaryIO, NoReturn, Protocol
 
 from rollcage.errors import UsageError
+from rollcage.images.archives import entries
 from rollcage.images.tree import parts_of
 from rollcage.sandboxes.inside.kernel import open_in
 
-_MOST_FILES = 10_000
+MOST_FILES = 10_000
+"""And folders, in the archive of an image: it has one or two for each layer."""
 _MOST_LINKS = 8
 _CHUNK = 1 << 20
 
@@ -85,8 +86,10 @@ class Archive:
         self._fd = file.fileno()
         self._places: dict[str, tuple[int, int]] = {}
         self._links: dict[str, str] = {}
-        with tarfile.open(fileobj=file, mode="r:") as tar:
-            for member in tar:
+        with entries(file, "r:") as found:
+            for number, member in enumerate(found):
+                if number >= MOST_FILES:
+                    refuse("it has more files than any image has layers")
                 name = "/".join(parts_of(member.name))
                 if member.isreg() and not member.issparse():
                     self._places[name] = (member.offset_data, member.size)
@@ -94,8 +97,6 @@ class Archive:
                     self._links[name] = posixpath.join(posixpath.dirname(name), member.linkname)
                 elif member.islnk():
                     self._links[name] = member.linkname
-                if len(self._places) + len(self._links) > _MOST_FILES:
-                    refuse("it has more files than any image has layers")
 
     def has(self, name: str) -> bool:
         return self._resolved(name) is not None

@@ -53,6 +53,8 @@ def reading() -> Iterator[None]:
         yield
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
         raise UsageError(f"this is no usable tar archive: {error}") from error
+    except RecursionError as error:
+        raise UsageError("this is no usable tar archive: headers follow headers without end") from error
     except OSError as error:
         if error.errno is None:  # said by a decompressor and not by the system
             raise UsageError(f"this is no usable tar archive: {error}") from error

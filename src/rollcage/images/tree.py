@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import BinaryIO, NoReturn
 
 from rollcage.errors import UsageError
+from rollcage.images.archives import Entries, entries
 from rollcage.images.streams import plain, reading
 from rollcage.sandboxes.inside.diff import is_opaque, is_whiteout
 from rollcage.sandboxes.inside.kernel import open_in
@@ -27,7 +28,6 @@ Placing = Callable[[str], str | None]
 """Where a path is to be put; null leaves it out."""
 
 _OPAQUE = "user.overlay.opaque"
-_MEMBERS_KEPT = 1000
 _LATEST = 1 << 33
 _CHUNK = 1 << 20
 _NAME_COST = 4 << 10
@@ -61,9 +61,9 @@ class Tree:
             return
         with self._above(parts) as above:
             name = parts[-1]
+            self._spend(path, _NAME_COST)  # also where it is there: an archive may name one folder without end
             with suppress(FileExistsError):
                 os.mkdir(name, 0o755, dir_fd=above)
-                self._spend(path, _NAME_COST)
             found = os.lstat(name, dir_fd=above)
             if self._layered and not stat.S_ISDIR(found.st_mode):
                 os.unlink(name, dir_fd=above)
@@ -237,20 +237,12 @@ def _depth(fd: int) -> int:
 
 def unpack(archive: io.BufferedReader, tree: Tree, place: Placing) -> None:
     """Write what a tar archive holds, plain or compressed with gzip, bzip2, xz or zstd."""
-    with reading(), plain(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
-        for member in members(tar):
-            _unpack_one(tar, member, tree, place)
+    with reading(), plain(archive) as stream, entries(stream) as found:
+        for member in found:
+            _unpack_one(found, member, tree, place)
 
 
-def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """What an archive has, in its order; it would remember every one, and images have many."""
-    for number, member in enumerate(tar):
-        if number % _MEMBERS_KEPT == 0:
-            vars(tar)["members"] = []
-        yield member
-
-
-def _unpack_one(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: Tree, place: Placing) -> None:
+def _unpack_one(found: Entries, member: tarfile.TarInfo, tree: Tree, place: Placing) -> None:
     path = place("/".join(parts_of(member.name)))
     if path is None:
         return
@@ -262,9 +254,9 @@ def _unpack_one(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: Tree, place
         target = place("/".join(parts_of(member.linkname)))
         if target is not None and target != path:
             tree.link(path, target)
-    elif member.isreg() and (content := tar.extractfile(member)) is not None:
+    elif member.isreg() and (content := found.content(member)) is not None:
         with content:
-            tree.file(path, content, member.mode, member.mtime)  # type: ignore[arg-type]
+            tree.file(path, content, member.mode, member.mtime)
 
 
 def copy(source: int, tree: Tree, place: Placing, *, overlay: bool = False) -> None:

@@ -19,6 +19,11 @@ PATH = "/usr/local/bin:/usr/bin:/bin"
 """The only PATH a command gets unless its caller says otherwise; nothing an agent can write to is on it."""
 
 
+class Whole(dict[str, str]):
+    """An environment to which a box adds nothing of its image's, only what every command gets: for commands of our own
+    in a box that an agent has used, since what an image sets may lead to where the agent could write."""
+
+
 class Process(Protocol):
     """A command running in a box. It and everything it started die with the block that spawned it."""
 
@@ -55,7 +60,8 @@ class Sandbox(Protocol):
     def spawn(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = HOME
     ) -> AbstractAsyncContextManager[Process]:
-        """Start a command in fresh namespaces; PATH, HOME, USER, LANG, TMPDIR and `env` are its whole environment."""
+        """Start a command in fresh namespaces; PATH, HOME, USER, LANG, TMPDIR, what the box's image sets (unless `env`
+        is Whole) and `env` are its whole environment."""
 
     async def read(self, path: str, *, limit: int = 16 << 20) -> bytes:
         """At most `limit` bytes of a regular file; FileMissing where there is none. Never leads out, never hangs."""
@@ -79,6 +85,15 @@ class Rewindable(Protocol):
 
         Returns the paths outside `keep` that had been changed since. No command may be running.
         """
+
+
+@runtime_checkable
+class Imaged(Protocol):
+    """A box whose image may set environment variables."""
+
+    @property
+    def image_env(self) -> Mapping[str, str]:
+        """What its image gives to every command beside the plain environment."""
 
 
 @runtime_checkable

@@ -18,9 +18,9 @@ from rollcage.sandboxes import seccomp
 from rollcage.sandboxes.cgroups import Group
 from rollcage.sandboxes.disks import discard
 from rollcage.sandboxes.keeper import Answer, Keeper, Refusal
-from rollcage.sandboxes.orders import ENVIRONMENT, check_command, listening, read_file, write_file
+from rollcage.sandboxes.orders import check_command, environment_of, listening, read_file, write_file
 from rollcage.sandboxes.process import LocalProcess
-from rollcage.types import HOME, SandboxSpec
+from rollcage.types import HOME, JsonObject, SandboxSpec
 
 _BWRAP = (
     "--unshare-user --disable-userns --unshare-pid --unshare-ipc --unshare-uts --unshare-cgroup-try "
@@ -34,6 +34,8 @@ _OWN_PIDS = 8
 _LOOK_S = 0.5
 _LOOK_SHARE = 10
 """Of the time, one part in so many goes into looking, at most."""
+_SPARE_BYTES = 32 << 20
+"""More than what was asked for, after a rewind: as where the disk is in memory."""
 
 
 class Shape(NamedTuple):
@@ -68,7 +70,7 @@ class LocalBox:
         self._user, self._mnt, self._net = namespaces
         self._group, controllers = limits
         self._spec, self._layers, self._folder = shape
-        self._env = {**ENVIRONMENT, **(env or {})}
+        self.image_env = dict(env or {})
         self._notes = _notes(shape, controllers)
         self._running: set[LocalProcess] = set()
         self._listeners: set[socket.socket] = set()
@@ -77,6 +79,7 @@ class LocalBox:
         self._frozen: list[int] = []
         self._open = True
         self._looking: asyncio.Task[None] | None = None
+        self._most = self._spec.disk_mb << 20
 
     @property
     def id(self) -> str:
@@ -94,7 +97,7 @@ class LocalBox:
     ) -> AsyncIterator[LocalProcess]:
         """Start a command in fresh namespaces; it and everything it started are dead when the block is left."""
         with anyio.CancelScope(shield=True):
-            process = await self._begin(argv, {**self._env, **(env or {})}, cwd)
+            process = await self._begin(argv, environment_of(self.image_env, env), cwd)
         try:
             yield process
         finally:
@@ -140,6 +143,8 @@ class LocalBox:
                 raise SandboxError(f"cannot keep {path}: it is not below {HOME}")
         answer = await self._change("rewind", {"keep": list(keep), "tmp": self._spec.tmp_mb << 20})
         self._upper += 1
+        # Whatever the agent left in kept paths, who comes after it has all the room that the agent had.
+        self._most = answer["kept"] + (self._spec.disk_mb << 20) + _SPARE_BYTES
         return tuple(answer["changed"])
 
     async def close(self) -> None:
@@ -183,7 +188,7 @@ class LocalBox:
     async def _ask_about_network(self, action: str, order: Mapping[str, object], fds: Sequence[int]) -> Answer:
         return await self._ask(action, order, [self._user, self._net, *fds])
 
-    async def _change(self, action: str, order: Mapping[str, object]) -> dict[str, list[str]]:
+    async def _change(self, action: str, order: Mapping[str, object]) -> JsonObject:
         if self._running:
             raise SandboxError(f"cannot {action} the box: a command is running in it")
         state = {"upper": self._upper, "frozen": self._frozen, "layers": self._layers, "brought": bool(self._folder)}
@@ -239,17 +244,26 @@ class LocalBox:
         more, pause = True, _LOOK_S
         while more:
             await anyio.sleep(pause)
-            more, started = bool(self._running), time.monotonic()
+            running, started = list(self._running), time.monotonic()
+            more = bool(running)
             try:
-                answer = await self._ask("usage", {}, [self._user, self._mnt])
+                used = await self._used()
             except SandboxLost:
                 return
             except (SandboxError, OSError):
                 continue  # out of descriptors, say: the next look may do better
-            if answer.body["bytes"] > self._spec.disk_mb << 20:
-                for process in self._running:
+            if used > self._most:
+                # Not those that were started since: the box may have been rewound before.
+                for process in running:
                     process.kill()
             pause = max(_LOOK_S, _LOOK_SHARE * (time.monotonic() - started))
+
+    async def _used(self) -> int:
+        """How much was written, in bytes, as far as it can be seen."""
+        first = [process.first for process in self._running if process.first]
+        answer = await self._ask("usage", {"first": first}, [self._user, self._mnt, self._net])
+        used: int = answer.body["bytes"]
+        return used
 
 
 def _limits(spec: SandboxSpec) -> dict[str, int]:
@@ -275,6 +289,7 @@ def _notes(shape: Shape, controllers: Sequence[str]) -> tuple[str, ...]:
     if shape.folder:
         notes.append(
             f"disk: {spec.disk_mb} MB is held by looking now and then: commands that wrote more are killed, "
-            "but more can be written before that (home is on a disk of the host, not in memory)"
+            "but more can be written before that, and nameless files that no process has open (they are mapped, or on "
+            "their way through a socket) are not seen (home is on a disk of the host, not in memory)"
         )
     return tuple(notes)

@@ -7,16 +7,14 @@ import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 
-from rollcage.errors import FileMissing, SandboxError, SandboxLost
-from rollcage.sandboxes.base import Exit, run
+from rollcage.errors import SandboxError, SandboxLost
 from rollcage.sandboxes.e2b_cloud import Cloud
 from rollcage.sandboxes.e2b_process import E2BProcess
-from rollcage.sandboxes.inside import handle
+from rollcage.sandboxes.file_commands import read_by_command, write_by_command
 from rollcage.sandboxes.orders import ENVIRONMENT, check_command
 from rollcage.sandboxes.relay import relayed
 from rollcage.types import HOME, SandboxSpec
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 
 TTL_S = 300
 """A box that nobody renews ends by itself after this long."""
-_HANDLE = Path(handle.__file__).read_text()
-_FILE_TIMEOUT_S = 300.0
 _UID = 1000
 
 
@@ -102,18 +98,11 @@ class E2BBox:
     async def read(self, path: str, *, limit: int = 16 << 20) -> bytes:
         """At most `limit` bytes of a regular file; FileMissing where there is none. Never hangs."""
         # By a command and not by E2B's own way, which runs as root: there, an agent's link would lead anywhere.
-        ended = await self._handle("read", path, limit, limit=limit + 1)
-        if ended.code == handle.MISSING:
-            raise FileMissing(f"no such file in the box: {path}")
-        if ended.code:
-            raise SandboxError(f"cannot read {path[:200]} in the box: {ended.stderr.text or ended.code}")
-        return ended.stdout.data
+        return await read_by_command(self, path, limit)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Make or replace a file, with the folders above it."""
-        ended = await self._handle("write", path, mode, stdin=data)
-        if ended.code:
-            raise SandboxError(f"cannot write {path[:200]} in the box: {ended.stderr.text or ended.code}")
+        await write_by_command(self, path, data, mode)
 
     def listen(self, port: int) -> AbstractAsyncContextManager[socket.socket]:
         """A listening socket that is 127.0.0.1:port in the box and is served by this process; closed with the block."""
@@ -127,15 +116,6 @@ class E2BBox:
         # If the cloud does not answer, the box ends by itself when its time is up.
         with suppress(SandboxError):
             await self._cloud.kill(self.id)
-
-    async def _handle(self, action: str, path: str, number: int, *, stdin: bytes = b"", limit: int = 2000) -> Exit:
-        if not path.startswith("/") or "\0" in path:
-            raise SandboxError(f"{path!r} is not an absolute path in the box")
-        argv = ["python3", "-I", "-S", "-c", _HANDLE, action, path, str(number)]
-        ended = await run(self, argv, stdin=stdin, cwd="/", timeout_s=_FILE_TIMEOUT_S, limit=limit)
-        if ended.timed_out:
-            raise SandboxError(f"cannot {action} {path[:200]} in the box: no end after {_FILE_TIMEOUT_S:g} s")
-        return ended
 
     async def _renew(self) -> None:
         ends = time.monotonic() + self._ttl_s

@@ -143,7 +143,9 @@ class _Proxy:
         for address in addresses:
             # A mirror in one's own network is meant if its address is on the list too.
             if not _is_public(address) and address not in self._allowed:
-                raise Denied("403 Forbidden", f"{host} leads to a private address; if it is meant, allow {address} too")
+                # Which one it is, is not for the box to know.
+                reason = f"{host} leads to a private address; if that is meant, allow the address beside the name"
+                raise Denied("403 Forbidden", reason)
         return addresses
 
 

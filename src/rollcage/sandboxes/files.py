@@ -10,7 +10,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from rollcage.errors import SandboxError
-from rollcage.sandboxes.base import PATH, Output, Sandbox, run, tail
+from rollcage.sandboxes.base import PATH, Output, Sandbox, Whole, run, tail
 
 SKIPPED = (".git", "__pycache__", "node_modules", ".venv")
 """Folders whose content is nobody's work."""
@@ -37,7 +37,7 @@ async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: flo
 
     `before`: shell text that is run first, in the same process, with the folder as its `$1`; its failure is an error.
     """
-    plain = {"PATH": PATH}  # an image's own may begin where the agent could write
+    plain = Whole(PATH=PATH)  # an image's own may lead to where the agent could write
     prune = [word for name in SKIPPED for word in ("-name", name, "-o")][:-1]
     look = ["find", ".", "(", *prune, ")", "-prune", "-o", "!", "-type", "d", "-printf", r"%y %s %P\0"]
     script = f'{before}\ncd -- "$1" || exit 1\nshift; exec "$@"'
@@ -148,7 +148,7 @@ async def copy_path(source: Sandbox, target: Sandbox, path: str, *, timeout_s: f
         errors[name] = await tail(stream, 2000)
 
     with anyio.move_on_after(timeout_s) as scope:
-        plain = {"PATH": PATH}  # an image's own may begin where the agent could write
+        plain = Whole(PATH=PATH)  # an image's own may lead to where the agent could write
         async with (
             source.spawn(pack, env=plain, cwd="/") as packing,
             target.spawn(unpack, env=plain, cwd="/") as unpacking,

@@ -11,7 +11,7 @@ from errno import EADDRINUSE, ENOENT, ENOSPC, ENOTDIR, EROFS
 import anyio.lowlevel
 
 from rollcage.errors import FileMissing, SandboxError
-from rollcage.sandboxes.base import PATH
+from rollcage.sandboxes.base import PATH, Whole
 from rollcage.sandboxes.keeper import Answer, InMemory, Refusal
 from rollcage.types import HOME
 
@@ -22,6 +22,11 @@ Ask = Callable[[str, Mapping[str, object], Sequence[int]], Awaitable[Answer]]
 """Gives an order to whoever obeys in the box, with descriptors: `await ask(action, order, fds)`. Raises Refusal."""
 
 _CHUNK = 1 << 20
+
+
+def environment_of(given: Mapping[str, str], env: Mapping[str, str] | None) -> dict[str, str]:
+    """What a command gets in a box whose image gives `given`, when its caller gives `env`."""
+    return {**ENVIRONMENT, **({} if isinstance(env, Whole) else given), **(env or {})}
 
 
 def check_command(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> None:

@@ -9,80 +9,14 @@ import signal
 from contextlib import suppress
 
 import anyio
-import anyio.lowlevel
-from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from rollcage.errors import SandboxError, SandboxLost
 from rollcage.sandboxes.keeper import Keeper
+from rollcage.sandboxes.pipes import Piped
 
 _CHUNK = 1 << 16
 _KILLED = 128 + signal.SIGKILL
 _START_TIMEOUT_S = 60
-_DEATH_TIMEOUT_S = 60
-
-
-class _End:
-    """Our end of a pipe."""
-
-    def __init__(self, fd: int) -> None:
-        os.set_blocking(fd, False)
-        self._fd = fd
-
-    def close(self) -> None:
-        """Close it, waking whoever waits on it."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            with suppress(OSError):
-                anyio.notify_closing(fd)
-            os.close(fd)
-
-    def _open_fd(self) -> int:
-        if self._fd < 0:
-            raise anyio.ClosedResourceError
-        return self._fd
-
-
-class Reader(_End, ByteReceiveStream):
-    """What the command prints."""
-
-    async def receive(self, max_bytes: int = _CHUNK) -> bytes:
-        """The next bytes."""
-        await anyio.lowlevel.checkpoint()
-        while True:
-            fd = self._open_fd()
-            try:
-                data = os.read(fd, max_bytes)
-            except BlockingIOError:
-                await anyio.wait_readable(fd)
-                continue
-            if not data:
-                raise anyio.EndOfStream
-            return data
-
-    async def aclose(self) -> None:
-        """No more is wanted."""
-        self.close()
-
-
-class Writer(_End, ByteSendStream):
-    """What the command reads."""
-
-    async def send(self, item: bytes) -> None:
-        """Hand over all of it."""
-        await anyio.lowlevel.checkpoint()
-        view = memoryview(item)
-        while view:
-            fd = self._open_fd()
-            try:
-                view = view[os.write(fd, view) :]
-            except BlockingIOError:
-                await anyio.wait_writable(fd)
-            except BrokenPipeError as error:
-                raise anyio.BrokenResourceError from error
-
-    async def aclose(self) -> None:
-        """End of file."""
-        self.close()
 
 
 class _Watched:
@@ -117,13 +51,13 @@ class _Watched:
         self.gone.set()
 
 
-class LocalProcess:
+class LocalProcess(Piped):
     """One bubblewrap and all that runs below it."""
 
     def __init__(self, stdin: int, stdout: int, stderr: int, status: int, *, keeper: Keeper) -> None:
         """Takes over our ends of the pipes. `status` is where bubblewrap tells what it does."""
+        super().__init__(stdin, stdout, stderr)
         self._keeper = keeper
-        self._stdin, self._stdout, self._stderr = Writer(stdin), Reader(stdout), Reader(stderr)
         self._status = status
         self._said = b""
         self._watched: list[_Watched] = []
@@ -134,19 +68,9 @@ class LocalProcess:
         self._loop.add_reader(status, self._on_status)
 
     @property
-    def stdin(self) -> Writer:
-        """Its standard input; `aclose()` is end of file."""
-        return self._stdin
-
-    @property
-    def stdout(self) -> Reader:
-        """Its standard output."""
-        return self._stdout
-
-    @property
-    def stderr(self) -> Reader:
-        """Its standard error."""
-        return self._stderr
+    def first(self) -> int:
+        """The first process of its pid namespace, as the host numbers it; 0 before there is one."""
+        return self._told().get("child-pid", 0)
 
     async def wait(self) -> int:
         """Its exit code (128+n where signal n killed it), once it and every process it started are dead."""
@@ -196,22 +120,11 @@ class LocalProcess:
         """It never started."""
         for event in (self._named, self._told_all, self._begun):
             event.set()
-        self._let_go()
+        self.let_go()
 
-    async def end(self) -> None:
-        """Kill what still runs, wait until it is dead, and let go of everything."""
-        self.kill()
-        try:
-            with anyio.fail_after(_DEATH_TIMEOUT_S), suppress(SandboxLost):
-                await self.wait()
-        except TimeoutError as error:
-            raise SandboxError("a command in the box cannot be killed: the kernel does not let go of it") from error
-        finally:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        for stream in (self._stdin, self._stdout, self._stderr):
-            stream.close()
+    def let_go(self) -> None:
+        """Close the streams, and let go of the processes."""
+        super().let_go()
         for watched in self._watched:
             watched.close()
         if self._status >= 0:

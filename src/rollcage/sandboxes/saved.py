@@ -13,7 +13,7 @@ from anyio import to_thread
 from anyio.abc import ByteReceiveStream
 
 from rollcage.errors import SandboxError
-from rollcage.sandboxes.base import Sandbox, tail
+from rollcage.sandboxes.base import PATH, Sandbox, Whole, tail
 from rollcage.types import HOME
 
 _IN_MEMORY = 4 << 20
@@ -29,7 +29,7 @@ class Saved:
     async def unpack(self, box: Sandbox) -> None:
         """Put it into the home directory of another box, over what is there."""
         argv = ["tar", "--extract", "--no-same-owner", "--unlink-first", "--recursive-unlink", "--file=-"]
-        async with box.spawn(argv, cwd=HOME) as process, anyio.create_task_group() as tasks:
+        async with box.spawn(argv, env=Whole(PATH=PATH), cwd=HOME) as process, anyio.create_task_group() as tasks:
             said: list[str] = []
             tasks.start_soon(_listen, process.stderr, said)
             tasks.start_soon(_listen, process.stdout, said)
@@ -59,7 +59,7 @@ async def saved(
     argv += ["--ignore-failed-read", "--file=-", "--", *roots]
     with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as file:
         size, said = 0, list[str]()
-        async with box.spawn(argv, cwd=HOME) as process:
+        async with box.spawn(argv, env=Whole(PATH=PATH), cwd=HOME) as process:
             await process.stdin.aclose()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_listen, process.stderr, said)

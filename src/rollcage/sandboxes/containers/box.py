@@ -17,7 +17,7 @@ from rollcage.sandboxes.containers.engine import Engine
 from rollcage.sandboxes.containers.line import Line
 from rollcage.sandboxes.containers.process import ContainerProcess
 from rollcage.sandboxes.keeper import Refusal
-from rollcage.sandboxes.orders import ENVIRONMENT, check_command, listening, read_file, write_file
+from rollcage.sandboxes.orders import check_command, environment_of, listening, read_file, write_file
 from rollcage.types import HOME, SandboxSpec
 
 OWN_PIDS = 16
@@ -31,7 +31,7 @@ class ContainerBox:
     def __init__(self, name: str, engine: Engine, line: Line, spec: SandboxSpec, env: Mapping[str, str]) -> None:
         """Made by the provider. `env`: what its image gives to every command beside the plain environment."""
         self._id, self._engine, self._line, self._spec = name, engine, line, spec
-        self._env = {**ENVIRONMENT, **env}
+        self.image_env = dict(env)
         self._notes: tuple[str, ...] = ()
         self._running: set[ContainerProcess] = set()
         self._listeners: set[socket.socket] = set()
@@ -52,7 +52,7 @@ class ContainerBox:
     ) -> AsyncIterator[ContainerProcess]:
         """Start a command; it and everything it started are dead when the block is left."""
         with anyio.CancelScope(shield=True):
-            process = await self._begin(argv, {**self._env, **(env or {})}, cwd)
+            process = await self._begin(argv, environment_of(self.image_env, env), cwd)
         try:
             yield process
         finally:

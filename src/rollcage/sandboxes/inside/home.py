@@ -1,4 +1,4 @@
-# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108 (speaks to the kernel in its own terms)
+# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH208 (speaks to the kernel in its own terms)
 """The home directory: an overlay whose uppers are numbered folders on one disk.
 
 The disk is a tmpfs of the size that was asked for; where tmpfs keeps no user attributes (Linux before 6.6), a folder of
@@ -27,8 +27,6 @@ _FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV
 _MANY_INODES = 200 << 10
 _LEAST_INODES = 16 << 10
 _SPARE_INODES = 1 << 10
-_LEAST_BYTES = 4 << 10
-"""Of a file or folder, however empty: the host can keep only so many."""
 _SPARE_BYTES = 32 << 20
 """Added whenever we have to work on the disk, so that an agent who used up all cannot prevent it."""
 
@@ -70,26 +68,6 @@ def prepare(size: int, layers: int, *, brought: bool) -> None:
 def open_upper(upper: int) -> int:
     """A descriptor of the folder that holds what was written since the last checkpoint, as overlay keeps it."""
     return os.open(f"{_DISK}/{upper}/u", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-
-def usage() -> int:
-    """How much lies on the disk, in bytes. Commands may be running: what moves meanwhile may be missed."""
-    total, seen = 0, set()
-    try:
-        for _, _, names, folder in os.fwalk(_DISK, follow_symlinks=False):
-            total += _LEAST_BYTES
-            for name in names:
-                try:
-                    found = os.lstat(name, dir_fd=folder)
-                except OSError:
-                    continue
-                if found.st_ino not in seen:
-                    total += max(_LEAST_BYTES, found.st_blocks * 512)
-                if found.st_nlink > 1:
-                    seen.add(found.st_ino)
-    except RecursionError:
-        return 1 << 62  # nobody needs folders that deep, except to hide something in them
-    return total
 
 
 def empty_tmp(size: int, *, first: bool = False) -> None:
@@ -232,12 +210,20 @@ def discard(folder: str, aside: str) -> None:
     waiting, count, mark = [folder], 0, secrets.token_hex(4)
     while waiting:
         current = waiting.pop()
-        with os.scandir(current) as entries:
-            for entry in list(entries):
-                if not entry.is_dir(follow_symlinks=False):
-                    os.unlink(entry.path)
+        # By its descriptor: something may still die in the box, and could put a link in the folder's place.
+        try:
+            here = os.open(current, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except NotADirectoryError:
+            os.unlink(current)
+            continue
+        try:
+            for name in os.listdir(here):
+                if not stat.S_ISDIR(os.lstat(name, dir_fd=here).st_mode):
+                    os.unlink(name, dir_fd=here)
                     continue
                 count += 1
-                os.rename(entry.path, f"{aside}/trash-{mark}-{count}")
+                os.rename(name, f"{aside}/trash-{mark}-{count}", src_dir_fd=here)
                 waiting.append(f"{aside}/trash-{mark}-{count}")
+        finally:
+            os.close(here)
         os.rmdir(current)

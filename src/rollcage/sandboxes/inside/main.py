@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from . import files, home, kernel, spawn, world
+from . import files, home, kernel, spawn, usage, world
 
 MOST_BYTES = 64
 
@@ -135,7 +135,7 @@ def _obey(action: str, order: dict[str, Any], fds: Sequence[int]) -> tuple[dict[
     if action == "upper":
         return {"ok": True}, [home.open_upper(order["upper"])]
     if action == "usage":
-        return {"bytes": home.usage()}, []
+        return {"bytes": usage.usage(order["first"], fds[2])}, []
     if action == "write":
         files.write_file(order["path"], fds[2], order["mode"])
     elif action == "checkpoint":
@@ -143,7 +143,7 @@ def _obey(action: str, order: dict[str, Any], fds: Sequence[int]) -> tuple[dict[
     elif action == "rewind":
         changed = home.rewind(home.Stack.of(order), order["keep"])
         home.empty_tmp(order["tmp"])
-        return {"changed": changed}, []
+        return {"changed": changed, "kept": usage.usage() if order["brought"] else 0}, []
     return {"ok": True}, []
 
 
