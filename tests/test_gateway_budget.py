@@ -107,6 +107,18 @@ async def test_a_conversation_that_fails_again_and_again_is_kept_because_its_wor
     assert await budget.kept(small) is small
 
 
+async def test_the_same_messages_in_another_order_cost_what_the_log_keeps_of_them(tmp_path: Path) -> None:
+    budget, messages = Budget(SMALL), [said(os.urandom(200).hex()) for _ in range(2000)]
+    turns = []
+    async with Store.open(tmp_path / "log.sqlite") as store:
+        await store.append("r", Queued(job=JOB))
+        for number in range(16):
+            turns.append(await budget.kept(failed(model="m", messages=messages[number:] + messages[:number])))
+            await store.append("r", TurnEnded(turn=turns[-1]))
+    assert [NOT_KEPT in turn.request for turn in turns] == [False] * 2 + [True] * 14
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2 * SMALL
+
+
 async def test_what_is_not_kept_can_be_recognised_by_its_digest() -> None:
     request = {"model": "m", "messages": [said("é" * 5000)], "tools": []}
     left = (await Budget(100).kept(failed(**request))).request[NOT_KEPT]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Mapping
 
-from rollcage._packing import dumps, tamed
+from rollcage._packing import dumps, pack, tamed
 from rollcage.types import JsonObject, Turn
 
 BROKEN_BYTES = 64 << 20
@@ -20,11 +20,9 @@ BROKEN_CALLS = 10_000
 ROW_BYTES = 1 << 10
 """What a call costs that says nothing new."""
 PIECE_BYTES = 512
-"""What a piece of a body costs at least, so that remembering pieces is bounded too."""
+"""What a blob costs at least: it takes a row too, and remembering it is bounded this way."""
 HEAD_CHARS = 2000
 """What is kept of a body beyond the budget."""
-AT_A_STRETCH = 256 << 10
-"""Measured before others get a turn."""
 
 NOT_KEPT = "not_kept"
 """Stands in the request of such a turn: size, SHA-256 and beginning of the body as compact JSON."""
@@ -44,38 +42,30 @@ class Budget:
         if turn.error is None:
             return turn
         self.calls += 1
-        if await self._fits(turn.request):
+        if self._fits(await asyncio.to_thread(_costs, turn.request)):
             return turn
         said = "the request was not kept, because failed calls of this rollout have filled their part of the log"
         stub = await asyncio.to_thread(_stub, turn.request)
         return turn.model_copy(update={"request": stub, "error": f"{turn.error}; {said}"})
 
-    async def _fits(self, request: JsonObject) -> bool:
-        """Pay for those pieces of a body that no failed call before it had; false where that is too much."""
-        fresh: set[bytes] = set()
-        cost, stretch = ROW_BYTES, 0
-        for piece in _pieces(request):
-            digest = hashlib.blake2b(piece, digest_size=16).digest()
-            if digest not in self._known and digest not in fresh:
-                fresh.add(digest)
-                cost += max(len(piece), PIECE_BYTES)
-            if cost > self._left:
-                return False
-            stretch += len(piece)
-            if stretch > AT_A_STRETCH:
-                stretch = 0
-                await asyncio.sleep(0)
-        if cost > self._left:  # another call paid meanwhile
+    def _fits(self, costs: Mapping[bytes, int]) -> bool:
+        """Pay for those blobs of a body that no failed call before it had; false where that is too much."""
+        fresh = [digest for digest in costs if digest not in self._known]
+        cost = ROW_BYTES + sum(costs[digest] for digest in fresh)
+        if cost > self._left:
             return False
         self._left -= cost
-        self._known |= fresh
+        self._known.update(fresh)
         return True
 
 
-def _pieces(request: JsonObject) -> Iterator[bytes]:
-    for name, value in request.items():
-        for item in value if isinstance(value, list) else [[name, value]]:
-            yield _json(item)
+def _costs(request: JsonObject) -> dict[bytes, int]:
+    """What the log would keep of a body beside the row: its blobs, cut exactly as the log cuts them."""
+    try:
+        _, blobs = pack({"request": request})
+    except (ValueError, TypeError, RecursionError):
+        _, blobs = pack({"request": tamed(request)})
+    return {digest: max(len(blob.raw), PIECE_BYTES) for digest, blob in blobs.items()}
 
 
 def _stub(request: JsonObject) -> JsonObject:
