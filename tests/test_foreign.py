@@ -8,7 +8,9 @@ import json
 import os
 import pickle
 import secrets
+import shutil
 import socket
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -27,6 +29,7 @@ from opencode_env import (
     OpenCodeSession,
     OpenCodeSessionFactory,
     OpenCodeTask,
+    RolloutSummary,
     SandboxBackend,
     SandboxHandle,
     collect_rollout_summary,
@@ -40,7 +43,7 @@ from rollcage.sandboxes.base import run, sh
 from rollcage.sandboxes.files import collect
 from rollcage.sandboxes.machine import BOX_UID
 from rollcage.testing import ScriptedModel
-from rollcage.types import ScriptedCall, ScriptedTurn
+from rollcage.types import JsonObject, ScriptedCall, ScriptedTurn
 
 WORKDIR = "/home/user/workdir"
 WORK = "cat seed.txt given.txt > hello.txt; (setsid sleep 600 > /dev/null 2>&1 &)"
@@ -156,6 +159,51 @@ def test_what_fails_in_setup_gives_no_session_and_leaves_no_box(
     assert not list(tmp_path.iterdir()) and processes_of(backend.handles[0].folder) == []
 
 
+def test_a_box_may_have_its_home_elsewhere(model: ScriptedModel, template: Path, tmp_path: Path) -> None:
+    home = tmp_path / "root"
+    shutil.copytree(template, home, copy_function=os.symlink)
+    task = OpenCodeTask(
+        instruction="x",
+        upload_files={f"{home}/workdir/given.txt": "given\n", f"{home}/other.txt": "other\n"},
+        setup_shell="cat given.txt ../other.txt > both.txt",
+    )
+    made = OpenCodeSessionFactory(
+        config=config(model).model_copy(update={"sandbox_home": str(home)}), sandbox_backend=FolderBackend(tmp_path)
+    )
+    session = made.create(task, start_agent=False)
+    try:
+        assert session.sandbox.read_text(f"{home}/workdir/both.txt") == "given\nother\n"
+    finally:
+        session.close()
+
+
+@pytest.mark.timeout(900)
+def test_what_an_agent_left_is_dead_when_the_verifier_looks_even_if_it_killed_our_program(
+    model: ScriptedModel, template: Path, tmp_path: Path
+) -> None:
+    backend = FolderBackend(tmp_path, template)
+    left = "(setsid bash -c 'echo up > up; exec sleep 606' > /dev/null 2>&1 &); until [ -s up ]; do sleep 0.02; done"
+    program = "for p in $(pgrep -f 'program.py serve'); do grep -qz \"HOME=$HOME\" /proc/$p/environ && kill -9 $p; done"
+    work = ScriptedCall(name="bash", arguments={"command": f"{left}; {program}; sleep 600", "description": "work"})
+    seen: list[str] = []
+
+    def judge(sandbox: SandboxHandle, task: OpenCodeTask) -> VerifyResult:
+        seen.extend(processes_of(backend.handles[0].folder))
+        return VerifyResult(env_reward=float(sandbox.exec(f"cat {WORKDIR}/up").stdout == "up\n"), done=True)
+
+    made = OpenCodeSessionFactory(
+        config=config(model, (ScriptedTurn(tool_calls=(work,)),)), sandbox_backend=backend, verifier=judge
+    )
+    session = made.create(TASK)
+    try:
+        assert session.wait_for_completion() == 1
+        assert session.error is not None and session.error.startswith("sandbox_lost: ")
+        assert session.verify(transcript=[]).env_reward == 1.0
+        assert seen == []
+    finally:
+        session.close()
+
+
 def test_a_session_that_is_made_by_hand_judges_and_closes(tmp_path: Path) -> None:
     handle = FolderBackend(tmp_path).create()
     asked = OpenCodeConfig(base_url="http://127.0.0.1:9/v1")
@@ -218,6 +266,26 @@ async def test_what_a_command_started_dies_with_it_and_nothing_else_does(box: Fo
             assert await process.stdout.receive() == b"up\n"
         left = await anyio.to_thread.run_sync(running_below, handle_of(box))
         assert [name for name in left if name.startswith("sleep")] == ["sleep 601"]
+
+
+UP = "until [ -s up ]; do sleep 0.02; done; exit 3"
+"""What it left behind runs by then, and is what it claims to be."""
+
+
+async def test_what_a_command_started_dies_with_it_whosever_it_claims_to_be(box: ForeignBox) -> None:
+    async with box.spawn(["bash", "-c", "echo $ROLLCAGE_COMMAND; read"]) as other:
+        mark = (await other.stdout.receive()).decode().strip()
+        claimed = f"ROLLCAGE_COMMAND={mark} setsid bash -c 'echo > up; exec sleep 607' > /dev/null 2>&1 & {UP}"
+        assert (await sh(box, claimed)).code == 3
+        left = await anyio.to_thread.run_sync(running_below, handle_of(box))
+        assert [name for name in left if name.startswith(("sleep", "bash"))] == ["bash -c echo $ROLLCAGE_COMMAND; read"]
+
+
+async def test_a_command_that_does_not_read_its_input_dies_with_its_block(box: ForeignBox) -> None:
+    async with box.spawn(["sleep", "605"]) as process:
+        # More than the program in the box holds for it; the rest waits on our side, and must not hold up its end.
+        await process.stdin.send(b"x" * (20 << 16))
+    assert (await sh(box, "echo well")).stdout.text == "well\n"
 
 
 def running_below(handle: FolderHandle) -> list[str]:
@@ -283,6 +351,43 @@ async def test_a_box_that_says_nonsense_is_lost(box: ForeignBox) -> None:
     handle_of(box).broken = lambda cmd: ExecResult(0, f"{name} {nonsense}", "")
     with pytest.raises(SandboxLost, match="no program of ours"):
         await run(box, ["true"])
+
+
+async def test_a_box_that_answers_at_once_and_says_nothing_is_not_asked_without_pause(box: ForeignBox) -> None:
+    empty = base64.b64encode(b'{"events": [], "heard": 0}').decode()
+    asked: list[float] = []
+
+    def at_once(cmd: str) -> ExecResult | None:
+        asked.append(time.monotonic())
+        return ExecResult(0, f"{box.line.name} {empty}", "")
+
+    async with box.spawn(["bash", "-c", "until [ -e go ]; do sleep 0.02; done; echo went; read"]):
+        handle_of(box).broken = at_once
+        # A call that waits in the box already has its answer now; the next ones are ours to give.
+        (handle_of(box).folder / "go").touch()
+        while len(asked) < 5:
+            await anyio.sleep(0.05)
+        handle_of(box).broken = lambda cmd: None
+    assert asked[4] - asked[0] > 0.5, "its pauses alone take longer"
+
+
+@pytest.mark.parametrize("heard", ["NaN", "true", "1.0", "null", '"1"'])
+async def test_a_count_that_is_no_number_loses_the_box(box: ForeignBox, heard: str) -> None:
+    nonsense = base64.b64encode(b'{"events": [], "heard": %s}' % heard.encode()).decode()
+    handle_of(box).broken = lambda cmd: ExecResult(0, f"{box.line.name} {nonsense}", "")
+    with pytest.raises(SandboxLost, match="no program of ours"):
+        await run(box, ["true"])
+
+
+def test_a_summary_of_hostile_events_is_plain_text() -> None:
+    odd: list[JsonObject] = [{}, {"type": "tool_use"}, {"type": "tool_use", "part": {"tool": "\x1b]0;owned\x07bash"}}]
+    wrong = [{"type": "error", "error": {"data": data}} for data in (None, {"message": "\x1b[8m!"})]
+    files = {f"{WORKDIR}/\x1b]52;c;eA==\x07\nx": "text"}
+    printed = io.StringIO()
+    print_rollout_summary(RolloutSummary("box\x1b[2J", [], [*odd, *wrong], "", files), stream=printed)
+    assert all(line.isprintable() for line in printed.getvalue().splitlines())
+    assert len(printed.getvalue().splitlines()) == 7
+    assert "tool calls   2: unknown, " in printed.getvalue()
 
 
 async def test_a_box_without_python_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -187,6 +187,8 @@ class OpenCodeSession(ResourceSession):
                 self.error = failure.ended.error
             except Exception as error:  # noqa: BLE001 - whatever breaks, the session says so
                 self.error = f"{type(error).__name__}: {error}"
+        with anyio.CancelScope(shield=True):
+            self.error = await place.settle() or self.error
 
     async def _record(self, event: Event) -> None:
         self._log.append(event)
@@ -323,10 +325,10 @@ def _job(config: OpenCodeConfig, task: OpenCodeTask, seed: int | None = None, ep
     """What the agent is to do, in rollcage's own words."""
     limits = Limits(agent_timeout_s=config.agent_timeout_s, max_tokens_cap=config.cap)
     setup = tuple(script for script in (config.extra_setup_shell, task.setup_shell) if script)
+    # Where home is elsewhere, the box is another backend's, and so are the names of files in it.
+    files = task.upload_files if config.sandbox_home == HOME else {}
     return Job(
-        task=Task(
-            id=episode_id or "", instruction=task.instruction, files=task.upload_files, setup=setup, limits=limits
-        ),
+        task=Task(id=episode_id or "", instruction=task.instruction, files=files, setup=setup, limits=limits),
         model=config.endpoint(seed),
         agent=config.agent("run"),
         mode="black_box",

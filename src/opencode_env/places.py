@@ -31,6 +31,9 @@ class Place(Protocol):
     def set_up(self, job: Job, log: Log) -> None:
         """The task's files and its setup commands; RuntimeError where one of them fails."""
 
+    async def settle(self) -> str:
+        """See that nothing of the agent runs any more. Says what went wrong, if anything did."""
+
     def close(self) -> None:
         """Close the box, with everything in it."""
 
@@ -52,6 +55,10 @@ class OwnPlace:
             loop().call(set_up, job, self.box, log)
         except Failure as failure:
             raise RuntimeError(failure.ended.error) from failure
+
+    async def settle(self) -> str:
+        """Nothing to do: a box of ours ends what a command started by itself."""
+        return ""
 
     def close(self) -> None:
         """Close the box, with everything in it."""
@@ -89,6 +96,13 @@ class ForeignPlace:
                 said = (done.stderr.strip().splitlines() or [""])[-1]
                 how = f"ended with exit code {done.exit_code}"
                 raise RuntimeError(f"setup_failed: setup command {script!r} {how}. {said}".strip())
+
+    async def settle(self) -> str:
+        """Kill what still carries our mark; the agent may have done away with the program that would have."""
+        left = await self.box.line.sweep()
+        if left:
+            return f"sandbox_lost: what the agent left running could not be ended: {left}"
+        return f"sandbox_lost: {self.box.line.lost}" if self.box.line.lost else ""
 
     def close(self) -> None:
         """End what runs in the box, and close it."""

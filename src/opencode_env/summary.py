@@ -46,12 +46,17 @@ class RolloutSummary:
 
     def tool_calls(self) -> list[str]:
         """The tools that the agent used, in order."""
-        return [event["part"]["tool"] for event in self.opencode_events if event["type"] == "tool_use"]
+        parts = [_table(event.get("part")) for event in self.opencode_events if event.get("type") == "tool_use"]
+        return [str(part.get("tool") or "unknown") for part in parts]
 
     def errors(self) -> list[str]:
         """What the agent complained about."""
-        said = [event.get("error") for event in self.opencode_events if event["type"] == "error"]
-        return [str(error.get("data", {}).get("message", "")) for error in said if isinstance(error, dict)]
+        said = [event.get("error") for event in self.opencode_events if event.get("type") == "error"]
+        return [str(_table(error.get("data")).get("message", "")) for error in said if isinstance(error, dict)]
+
+
+def _table(value: object) -> JsonObject:
+    return value if isinstance(value, dict) else {}
 
 
 def collect_rollout_summary(session: OpenCodeSession, *, workdir: str = f"{HOME}/workdir") -> RolloutSummary:
@@ -75,14 +80,17 @@ def collect_rollout_summary(session: OpenCodeSession, *, workdir: str = f"{HOME}
 
 def print_rollout_summary(summary: RolloutSummary, *, stream: TextIO | None = None, show_bodies: bool = False) -> None:
     """Tell a person what a session came to. `show_bodies`: with the last answer of the model."""
-    tools, errors = summary.tool_calls(), summary.errors()
+    from rollcage.cli.text import one_line
+
+    tools = [one_line(tool, 100) for tool in summary.tool_calls()]
+    sizes = {one_line(path): len(text) for path, text in summary.workdir_contents.items()}
     lines = [
-        f"session in box {summary.sandbox_id}",
+        f"session in box {one_line(summary.sandbox_id, 200)}",
         f"  model calls  {summary.proxy_turn_count()}, {summary.productive_turn_count()} with tokens",
         f"  tokens       {summary.total_completion_tokens()}",
         f"  tool calls   {len(tools)}{': ' + ', '.join(tools) if tools else ''}",
-        *(f"  error        {error[:200]}" for error in errors),
-        *(f"  file         {path}, {len(text)} characters" for path, text in summary.workdir_contents.items()),
+        *(f"  error        {one_line(error, 200)}" for error in summary.errors()),
+        *(f"  file         {path}, {size} characters" for path, size in sizes.items()),
     ]
     if show_bodies and summary.proxy_turns:
         lines.append(json.dumps(summary.proxy_turns[-1].get("response"), indent=2)[:2000])

@@ -16,10 +16,9 @@ import anyio
 
 from opencode_env.sandbox.base import SandboxBackend, SandboxHandle
 from opencode_env.sandbox.line import Line, LineProcess
-from rollcage.errors import FileMissing, SandboxError, SandboxLost
+from rollcage.errors import SandboxError, SandboxLost
 from rollcage.layers import Layer, LayerStore
-from rollcage.sandboxes.base import Exit, run
-from rollcage.sandboxes.inside import handle as files
+from rollcage.sandboxes.file_commands import read_by_command, write_by_command
 from rollcage.sandboxes.machine import BOX_UID
 from rollcage.sandboxes.orders import check_command
 from rollcage.sandboxes.relay import relayed
@@ -28,8 +27,7 @@ from rollcage.types import HOME, SandboxSpec
 if TYPE_CHECKING:
     from opencode_env._loop import Loop
 
-_FILES = Path(files.__file__).read_text()
-_FILE_TIMEOUT_S = 300.0
+_UNPACK_S = 300.0
 _PIECE = 6 << 20
 _PORTS = 8
 _NOTES = ("isolation: it is the backend's own; processes, memory, files and network are what it allows",)
@@ -74,18 +72,11 @@ class ForeignBox:
 
     async def read(self, path: str, *, limit: int = 16 << 20) -> bytes:
         """At most `limit` bytes of a regular file; FileMissing where there is none."""
-        ended = await self._file("read", path, limit, limit=limit + 1)
-        if ended.code == files.MISSING:
-            raise FileMissing(f"no such file in the box: {path}")
-        if ended.code:
-            raise SandboxError(f"cannot read {path[:200]} in the box: {ended.stderr.text or ended.code}")
-        return ended.stdout.data
+        return await read_by_command(self, path, limit)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Make or replace a file, with the folders above it."""
-        ended = await self._file("write", path, mode, stdin=data)
-        if ended.code:
-            raise SandboxError(f"cannot write {path[:200]} in the box: {ended.stderr.text or ended.code}")
+        await write_by_command(self, path, data, mode)
 
     @asynccontextmanager
     async def listen(self, port: int) -> AsyncIterator[socket.socket]:
@@ -137,16 +128,9 @@ class ForeignBox:
                 path = f"{self.line.folder}/piece-{number:04}"
                 await self.line.call(self.handle.write_text, path, base64.b64encode(piece).decode())
         command = f"python3 -I -S {self.line.folder}/program.py unpack {self.line.folder} {quote(self.home)}"
-        done = await self.line.call(self.handle.exec, command, timeout=_FILE_TIMEOUT_S)
+        done = await self.line.call(self.handle.exec, command, timeout=_UNPACK_S)
         if done.exit_code:
             raise SandboxError(f"cannot unpack {archive.name} in the box {self.id}: {done.stderr.strip()[-300:]}")
-
-    async def _file(self, action: str, path: str, number: int, *, stdin: bytes = b"", limit: int = 2000) -> Exit:
-        argv = ["python3", "-I", "-S", "-c", _FILES, action, path, str(number)]
-        ended = await run(self, argv, stdin=stdin, cwd="/", timeout_s=_FILE_TIMEOUT_S, limit=limit)
-        if ended.timed_out:
-            raise SandboxError(f"cannot {action} {path[:200]} in the box: no end after {_FILE_TIMEOUT_S:g} s")
-        return ended
 
     def _there(self, word: str) -> str:
         if word == HOME or word.startswith(f"{HOME}/"):

@@ -20,11 +20,12 @@ import sys
 import tarfile
 import threading
 import time
+import warnings
 from contextlib import suppress
 from typing import Any
 
 MARK = "ROLLCAGE_COMMAND"
-"""A variable that tells whose a stray process is."""
+"""A variable that tells whose a process is, where the one that serves cannot say any more."""
 MOST_HELD = 1 << 20
 """What may wait here to be fetched, and in front of a command that does not read; then others wait."""
 MOST_FETCHED = 1 << 18
@@ -50,6 +51,7 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            preexec_fn=_adopt,
         )
         self.waiting: list[bytes | None] = []
         self.size = 0
@@ -116,7 +118,7 @@ class Hub:
 
     def __init__(self, folder: str, idle_s: float) -> None:
         self._folder, self._idle_s = folder, idle_s
-        self.changed = threading.Condition()
+        self.changed, self._hearing = threading.Condition(), threading.Lock()
         self.commands: dict[int, Command] = {}
         self._events: list[Event] = []
         self._held = self._said = self._heard = 0
@@ -140,11 +142,11 @@ class Hub:
         self._asked = time.monotonic()
         if asked.get("quit"):
             threading.Thread(target=self.leave, daemon=True).start()
-        for message in asked.get("messages", ()):
-            if message["n"] == self._heard + 1:
-                if not self._obey(message):
-                    break
-                self._heard += 1
+        # Not in line with the messages: one of them may wait for this very command to read.
+        if "kill" in asked and (command := self.commands.get(asked["kill"])) is not None:
+            command.kill()
+        if "messages" in asked:
+            self._hear(asked["messages"])
         if "after" not in asked:
             return {"heard": self._heard}
         with self.changed:
@@ -161,6 +163,15 @@ class Hub:
         self._asked = time.monotonic()
         return {"events": given}
 
+    def _hear(self, messages: list[Event]) -> None:
+        # One at a time: who sends them again may do so while the first time still lasts.
+        with self._hearing:
+            for message in messages:
+                if message["n"] == self._heard + 1:
+                    if not self._obey(message):
+                        break
+                    self._heard += 1
+
     def _obey(self, message: Event) -> bool:
         number = message.get("id", 0)
         command = self.commands.get(number)
@@ -171,8 +182,6 @@ class Hub:
                     self.say({"id": number, "started": True}, 0)
             except (OSError, ValueError) as error:
                 self.say({"id": number, "failed": str(error)}, 0)
-        elif command is not None and "kill" in message:
-            command.kill()
         elif command is not None and "in" in message:
             with self.changed:
                 if not self.changed.wait_for(lambda: command.size < MOST_HELD, PATIENCE_S):
@@ -195,19 +204,19 @@ class Hub:
 
     def _strays(self, number: int) -> list[int]:
         """Processes below us that belong to this command or to none that lives."""
-        with self.changed:
-            living = {command.process.pid: key for key, command in self.commands.items() if key != number}
-            ours = {command.process.pid for command in self.commands.values()}
+        # Looked at first: a command that begins in between is not among them.
         parents = _parents()
-        names = {self.name(key) for key in living.values()}
+        with self.changed:
+            living = {command.process.pid for key, command in self.commands.items() if key != number}
+            ours = {command.process.pid for command in self.commands.values()}
         strays = []
         for pid in parents:
             line, above = [pid], parents.get(pid)
             while above is not None and above != os.getpid() and len(line) < 10000:
                 line.append(above)
                 above = parents.get(above)
-            below_us = above == os.getpid()
-            if below_us and pid not in ours and line[-1] not in living and _mark(pid) not in names:
+            # What lost its parent is below its command as long as that lives: no mark is believed here.
+            if above == os.getpid() and pid not in ours and line[-1] not in living:
                 strays.append(pid)
         return strays
 
@@ -227,8 +236,9 @@ class Hub:
 
     def serve(self) -> None:
         """Answer until told to leave, or until nobody has asked for long: whoever started us is gone then."""
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+        # Newer Pythons warn of threads where a child calls a function before it becomes another program.
+        warnings.simplefilter("ignore")
+        _adopt()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(os.path.join(self._folder, "line.part"))
         listener.listen(64)
@@ -248,6 +258,21 @@ class Hub:
     def _talk(self, connection: socket.socket) -> None:
         with connection, connection.makefile("rw") as file, suppress(OSError, ValueError, KeyError, TypeError):
             file.write(json.dumps(self.answer(json.loads(file.readline()))) + "\n")
+
+
+def _bound() -> Any:
+    try:
+        return ctypes.CDLL(None).prctl
+    except (OSError, AttributeError):
+        return lambda *_: -1
+
+
+_PRCTL = _bound()
+
+
+def _adopt() -> None:
+    """Have what loses its parent below this process put below it again; a program that it becomes keeps that."""
+    _PRCTL(SUBREAPER, 1, 0, 0, 0)
 
 
 def _parents() -> dict[int, int]:
@@ -282,6 +307,21 @@ def ask(folder: str, asked: str) -> None:
     print(os.path.basename(folder), base64.b64encode(answer.encode()).decode(), flush=True)
 
 
+def sweep(name: str, kept: list[str]) -> None:
+    """Kill what carries the mark of a command of that name, but for the commands that are `kept`, by number."""
+    spared = {f"{name}-{number}" for number in kept}
+    for _ in range(500):
+        marks = {pid: _mark(pid) for pid in _parents()}
+        strays = [pid for pid, mark in marks.items() if mark.startswith(f"{name}-") and mark not in spared]
+        if not strays:
+            return
+        for pid in strays:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    sys.exit("processes come back faster than they can be killed")
+
+
 def unpack(folder: str, target: str) -> None:
     """Put together an archive that came in pieces, and take out what is in it."""
     pieces = sorted(name for name in os.listdir(folder) if name.startswith("piece-"))
@@ -298,7 +338,9 @@ def unpack(folder: str, target: str) -> None:
 
 
 def main() -> None:
-    """`serve FOLDER IDLE_S`, `ask FOLDER REQUEST` or `ask FOLDER @FILE` (base64), `unpack FOLDER TARGET`."""
+    """`serve FOLDER IDLE_S`, `ask FOLDER REQUEST` or `ask FOLDER @FILE` (base64), `sweep FOLDER NUMBERS`,
+    `unpack FOLDER TARGET`.
+    """
     action, folder, word = sys.argv[1:4]
     if action == "serve":
         os.chmod(folder, 0o700)
@@ -310,6 +352,8 @@ def main() -> None:
             os.remove(word[1:])
             word = text
         ask(folder, base64.b64decode(word).decode())
+    elif action == "sweep":
+        sweep(os.path.basename(folder), word.split(","))
     elif action == "unpack":
         unpack(folder, word)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import itertools
 import json
 import secrets
@@ -17,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 
 import anyio
@@ -25,7 +25,7 @@ import anyio.to_thread
 from anyio.abc import ByteSendStream
 
 from opencode_env.sandbox import inside
-from opencode_env.sandbox.base import BgJob, SandboxHandle
+from opencode_env.sandbox.base import BgJob, ExecResult, SandboxHandle
 from rollcage.errors import SandboxError, SandboxLost
 from rollcage.sandboxes.e2b_process import Output
 from rollcage.types import JsonObject
@@ -111,8 +111,8 @@ class LineProcess:
         self.stdout.close()
         self.stderr.close()
         if not self.over:
-            await self.tell({"kill": True})
             with anyio.move_on_after(_DEATH_S):
+                await self._line.kill(self._number)
                 await self._ended.wait()
         if not self.over:
             self.lose("a command in the box cannot be killed")
@@ -165,7 +165,7 @@ class Line:
         self._changed = asyncio.Event()
         self._job: BgJob | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._closing = False
+        self._closing = self._swept = False
         self.lost = ""
         """Why nothing more can be done in the box; empty while it answers."""
 
@@ -193,6 +193,7 @@ class Line:
         if self._job is not None:
             with suppress(Exception):
                 await self.call(self._job.kill)
+            await self.sweep()
 
     async def spawn(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> LineProcess:
         """Start a command; whoever does ends it."""
@@ -215,6 +216,9 @@ class Line:
             await process.end()
         finally:
             self._processes = {number: kept for number, kept in self._processes.items() if kept is not process}
+            if self.lost and not self._swept:
+                self._swept = True
+                await self.sweep()
 
     async def put(self, message: JsonObject) -> None:
         """Send a message, once there is room for it on the way."""
@@ -226,6 +230,28 @@ class Line:
             self._outbox.append({"n": self._last, **message})
             self._size += _size(message)
             self._changed.set()
+
+    async def kill(self, number: int) -> None:
+        """Have a command killed, past all that waits for commands to read."""
+        try:
+            await self._ask({"kill": number})
+        except SandboxError as error:
+            self.lose(str(error))
+
+    async def sweep(self) -> str:
+        """Kill what commands that are over left running, past the program: what runs there may have killed it.
+
+        Says why it could not be done, if so. It goes by marks, and with a text of its own: files there are anybody's.
+        """
+        living = ",".join(str(number) for number, process in self._processes.items() if not process.over)
+        command = f"python3 -I -S -c {quote(_PROGRAM)} sweep {self.folder} {living or '-'}"
+        with anyio.move_on_after(_EXEC_S, shield=True):
+            try:
+                done = await self.call(self._handle.exec, command, timeout=_EXEC_S)
+            except Exception as error:  # noqa: BLE001 - whatever the backend raises, it was not done
+                return f"{type(error).__name__}: {error}"
+            return _reason(done) if done.exit_code else ""
+        return f"no end after {_EXEC_S:g} s"
 
     def lose(self, why: str) -> None:
         """Nothing more comes out of the box."""
@@ -246,12 +272,13 @@ class Line:
             await step()
         except SandboxError as error:
             self.lose(str(error))
-        except (ValueError, TypeError, KeyError, binascii.Error):
+        except (ValueError, TypeError, KeyError):
             self.lose("the box says what no program of ours would say")
 
     async def _pull(self) -> None:
         after = 0
         while not (self._closing or self.lost):
+            before, asked = after, asyncio.get_running_loop().time()
             answer = await self._ask({"after": after, "wait": _WAIT_S})
             for event in answer["events"]:
                 # What is repeated because an answer was lost was heard already.
@@ -261,6 +288,9 @@ class Line:
                     if process is not None:
                         about = {name: value for name, value in event.items() if name not in ("n", "id", "size")}
                         await process.hear(about)
+            if after == before and asyncio.get_running_loop().time() - asked < _WAIT_S / 2:
+                # Our program would have waited for something to happen.
+                await asyncio.sleep(_STALLED_S)
 
     async def _push(self) -> None:
         while not self.lost:
@@ -276,6 +306,8 @@ class Line:
                 if size >= _BATCH:
                     break
             heard = (await self._ask({"messages": batch}))["heard"]
+            if type(heard) is not int:
+                raise ValueError("a count that is no number")
             if heard < self._outbox[0]["n"]:
                 # A command that does not read holds it up; the box has waited already.
                 await asyncio.sleep(_STALLED_S)
@@ -300,7 +332,7 @@ class Line:
                 name, _, text = line.partition(" ")
                 if name == self.name and (answer := _decoded(text)) is not None:
                     return answer
-            why = (done.stderr.strip().splitlines() or [f"exit code {done.exit_code}"])[-1][:300]
+            why = _reason(done)
             if done.exit_code == 127:
                 raise SandboxError(f"the box lacks python3, which sessions need there: {why}")
         raise SandboxLost(f"the box {self._handle.sandbox_id} does not answer: {why}")
@@ -312,6 +344,10 @@ class Line:
             await self.call(self._handle.write_text, path, word)
             word = f"@{path}"
         return f"python3 -I -S {self.folder}/program.py ask {self.folder} {word}"
+
+
+def _reason(done: ExecResult) -> str:
+    return (done.stderr.strip().splitlines() or [f"exit code {done.exit_code}"])[-1][:300]
 
 
 def _size(message: JsonObject) -> int:
