@@ -57,6 +57,10 @@ async def test_a_newcomer_presses_run_and_watches_a_real_rollout_to_its_reward(
         await expect(page.locator(".verdict.good .reward")).to_have_text("1", timeout=240_000)
         await expect(page.locator(".transcript")).to_contain_text("rounds down, so a page")
         await expect(page.locator(".diff .added")).to_contain_text("return -(-total // size)")
+        # Who watched to the end sees there what it came to, and nothing else after the last words.
+        await expect(page.locator(".closing")).to_have_text(re.compile(r"succeeded\s*reward 1\s*How it was made"))
+        await expect(page.locator(".closing")).to_be_in_viewport()
+        await expect(page.locator(".transcript")).to_contain_text(re.compile(r"All tests pass\.\s*succeeded"))
         assert await page.locator(".timeline li:not(.never)").count() == 5
         await page.locator('.tabs a[href$="/tokens"]').click()
         first = page.locator('#turn-0 .tokentext span[data-i="0"]')
@@ -272,6 +276,11 @@ async def test_every_view_fits_a_phone(browser: Browser, tmp_path: Path) -> None
             await expect(watched.page.locator("main h1")).to_have_count(1)
             wide = await watched.page.evaluate("document.documentElement.scrollWidth")
             assert wide <= 360, (path, wide)
+        await watched.page.set_viewport_size({"width": 320, "height": 640})
+        await watched.page.goto(f"{server.url}/web/#/rollouts/r1/files")
+        await expect(watched.page.get_by_role("link", name="Files")).to_be_in_viewport(ratio=0.9)
+        await watched.page.goto(f"{server.url}/web/#/rollouts/r1/reward")
+        await expect(watched.page.get_by_role("link", name="Reward")).to_be_in_viewport(ratio=0.9)
 
 
 def test_the_examples_of_the_page_are_those_of_the_folder() -> None:

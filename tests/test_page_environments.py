@@ -9,11 +9,16 @@ from typing import Any
 import httpx
 import pytest
 from playwright.async_api import Browser, expect
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from browser import chromium, home_beside, needs_chromium, tab
 from remote_work import mcp_server
 from rollcage.fleet.convert import Union
 from rollcage.fleet.types import ListToolsAction, ToolResult
+from rollcage.testing.fleet_runtime.listener import Listener
 from served import served
 
 pytestmark = [pytest.mark.anyio, needs_chromium]
@@ -158,6 +163,70 @@ async def test_hostile_schemas_and_answers_are_shown_and_never_obeyed(browser: B
         assert await page.get_by_role("article").get_by_role("img").count() == 0
         assert await page.evaluate("window.hacked") is None
         assert watched.complaints == []
+
+
+class Endless(Hostile):
+    """A tool whose few lines of schema ask for millions of fields."""
+
+    async def list_tools(self) -> ListToolsAction:
+        union = Union("first")
+        knot = {"type": "object", "properties": {f"p{number}": {"$ref": "#/$defs/knot"} for number in range(40)}}
+        union.add("here", [{"name": "endless", "inputSchema": {**knot, "$defs": {"knot": knot}}}])
+        tools = list(union.tools.values())
+        return ListToolsAction(tools=[one.openai for one in tools], offered=tools)
+
+
+async def test_a_schema_that_asks_for_millions_of_fields_gets_a_form_all_the_same(
+    browser: Browser, tmp_path: Path
+) -> None:
+    async with (
+        mcp_server(Endless()) as url,
+        served(tmp_path / "home", "--environment", f"bad=mcp:{url}", environment={"FLEET_API_KEY": ""}) as server,
+        tab(browser, f"{server.url}/web/#/environments/bad") as watched,
+    ):
+        page = watched.page
+        form = page.get_by_role("form")
+        await expect(form.get_by_role("textbox")).to_have_count(40)
+        await expect(form.locator("pre")).to_have_count(1)
+        await form.locator(".field").last.get_by_text("its schema").click()
+        await expect(form.locator(".field").last.locator("pre")).to_contain_text('"knot"')
+        await form.get_by_label("p39").fill('{"p0": {"p1": 7}}')
+        await form.get_by_role("button", name="Call").click()
+        await expect(page.get_by_role("article").locator("small").first).to_have_text('{"p39":{"p0":{"p1":7}}}')
+        assert watched.complaints == []
+
+
+async def test_a_hostile_list_of_environments_is_shown_and_never_obeyed(browser: Browser, tmp_path: Path) -> None:
+    names = [HOSTILE, "javascript:window.hacked=1//", "../../rollouts", "wide-" * 60, "__proto__"]
+    known = {"name": HOSTILE, "default_version": HOSTILE, "versions": {}, "description": HOSTILE + "x" * 999}
+    answer = [{"env_key": name, **known} for name in names]
+
+    async def environments(_: Request) -> JSONResponse:
+        return JSONResponse(answer)
+
+    fleet = Listener(Starlette(routes=[Route("/v1/env/", environments)]))
+    await fleet.start()
+    given = {"FLEET_API_KEY": "k", "FLEET_BASE_URL": f"http://127.0.0.1:{fleet.port}"}
+    try:
+        async with (
+            served(tmp_path / "home", environment=given) as server,
+            tab(browser, f"{server.url}/web/#/environments", width=390, height=844) as watched,
+        ):
+            page = watched.page
+            await expect(page.locator(".places b")).to_have_text([f"fleet:{name}" for name in names])
+            await expect(page.locator(".places")).to_contain_text(HOSTILE)
+            assert await page.locator("main img, main script").count() == 0
+            assert await page.evaluate("document.documentElement.scrollWidth") <= 390
+            for link in await page.locator(".places a").all():
+                assert (await link.get_attribute("href") or "").startswith("#/environments/fleet%3A")
+            await page.locator(".places a").first.click()
+            await expect(page.locator("main h1")).to_contain_text(HOSTILE)
+            await expect(page.get_by_role("alert")).to_be_visible()
+            assert await page.evaluate("window.hacked") is None
+            # That the server refuses to open such a thing is no fault of the page.
+            assert [line for line in watched.complaints if "Failed to load resource" not in line] == []
+    finally:
+        await fleet.stop()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,78 @@ async def test_a_long_transcript_draws_what_is_seen_and_is_walked_and_searched_b
         await expect(page.locator(".message.agent")).to_have_count(1)
         await expect(page.get_by_text("Step 1234.")).to_be_visible()
         assert watched.complaints == []
+
+
+async def test_what_was_opened_or_closed_by_hand_stays_so_when_it_was_out_of_sight(
+    browser: Browser, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    said = [event for n in range(200) for event in _said(n)]
+    await write_logs(home, [("long", [Queued(job=JOB), *said, Ended(outcome=Outcome.SUCCEEDED)])])
+    async with served(home) as server, tab(browser, f"{server.url}/web/#/rollouts/long") as watched:
+        page = watched.page
+        closed, whole = (page.locator(".message.agent").nth(n) for n in (0, 1))
+        await closed.locator("summary").click()
+        await expect(closed.locator("details")).not_to_have_attribute("open", "")
+        await whole.get_by_role("button", name="Show all 40 lines").click()
+        await expect(whole.get_by_role("button", name="Show less")).to_be_visible()
+        await page.locator(".message.agent").last.scroll_into_view_if_needed()
+        await expect(closed.locator("details")).to_have_count(0)
+        await expect(whole.locator("details")).to_have_count(0)
+        await closed.scroll_into_view_if_needed()
+        await expect(closed.locator("details")).not_to_have_attribute("open", "")
+        await expect(whole.get_by_role("button", name="Show less")).to_be_visible()
+        assert watched.complaints == []
+
+
+async def test_one_huge_turn_is_drawn_in_part_and_walked_from_end_to_end(browser: Browser, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    top = (Alternative("a", 1, -0.2), Alternative("b", 2, -1.9))
+    tokens = tuple(Token(f" word{n}" if n % 30 else "\n", n, -0.2, top) for n in range(40_000))
+    turn = Turn(index=0, request={}, tokens=tokens, status=200)
+    await write_logs(home, [("r", [Queued(job=JOB), TurnEnded(turn=turn), Ended(outcome=Outcome.SUCCEEDED)])])
+    async with served(home) as server, tab(browser, f"{server.url}/web/#/rollouts/r/tokens") as watched:
+        page = watched.page
+        await expect(page.locator('[data-i="0"]')).to_be_visible()
+        await page.locator(".tokentext").focus()
+        await page.keyboard.press("End")
+        await expect(page.locator(".tip")).to_contain_text("id 39999")
+        await expect(page.locator('[data-i="39999"]')).to_be_in_viewport()
+        await expect(page.locator('[data-i="0"]')).to_have_count(0)
+        assert await page.locator(".tokentext span").count() < 8_000
+        await page.keyboard.press("ArrowLeft")
+        await expect(page.locator(".tip")).to_contain_text("id 39998")
+        await page.keyboard.press("Home")
+        await expect(page.locator(".tip")).to_contain_text("id 0")
+        await expect(page.locator('[data-i="0"]')).to_be_in_viewport()
+        assert watched.complaints == []
+
+
+async def test_times_are_those_of_the_readers_own_zone(browser: Browser, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    await write_logs(home, [("r", ended_rollout("made", 1.0))])
+    async with served(home) as server, server.client() as client:
+        started = (await client.state("r")).started_at
+        assert started is not None
+        zones = {"Asia/Kathmandu": 5.75, "Pacific/Marquesas": -9.5, "Pacific/Kiritimati": 14}
+        for zone, hours in zones.items():
+            context = await browser.new_context(timezone_id=zone, locale="en-GB")
+            page = await context.new_page()
+            await page.goto(f"{server.url}/web/#/rollouts/r")
+            here = datetime.fromtimestamp(started, UTC) + timedelta(hours=hours)
+            await expect(page.locator(".facts time")).to_contain_text(f"{here.day} {here:%b %Y, %H:%M:%S}")
+            await context.close()
+
+
+async def test_nothing_moves_for_who_asked_for_less_motion(browser: Browser, tmp_path: Path) -> None:
+    async with served(tmp_path / "home") as server, server.client() as client:
+        rollout_id = (await client.start(**shell("sleep 600"))).rollout_id  # type: ignore[arg-type]
+        async with tab(browser, f"{server.url}/web/#/rollouts/{rollout_id}") as watched:
+            bar = watched.page.locator(".timeline .agent.here i")
+            await expect(bar).to_have_css("animation-name", "pulse")
+            await watched.page.emulate_media(reduced_motion="reduce")
+            await expect(bar).to_have_css("animation-name", "none")
+            assert await watched.page.evaluate("document.getAnimations().length") == 0
 
 
 async def test_a_token_tells_about_itself_by_pointer_by_keys_and_by_touch(browser: Browser, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 // Differences between texts, and patches as git writes them, shown line by line.
 import { html } from "../vendor/preact.js";
+import { Fold } from "./fold.js";
 
 const MOST_LINES = 400;
 
@@ -78,9 +79,9 @@ export function files(patch) {
 
 export function Patch({ patch }) {
   return files(patch).map(
-    (file) => html`<details class="file" open key=${file.name} data-step>
+    (file) => html`<${Fold} class="file" open=${true} key=${file.name} name=${`patch/${file.name}`} data-step>
       <summary><code>${file.name}</code> <span class="sums"><b class="added">+${file.added}</b> <b class="removed">−${file.removed}</b></span>${file.note && html`<small>${file.note}</small>`}</summary>
       ${file.rows.length > 0 && html`<${DiffLines} rows=${file.rows.at(-1)[1] === "" ? file.rows.slice(0, -1) : file.rows} />`}
-    </details>`,
+    <//>`,
   );
 }

@@ -1,7 +1,8 @@
 // One rollout: where it is, what happened, what it came to.
-import { html, useEffect, useMemo, useState } from "../vendor/preact.js";
+import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { address, hasKey, locked, request } from "./api.js";
 import { Patch } from "./diff.js";
+import { Fold, Opened } from "./fold.js";
 import { RolloutStore } from "./rollout_store.js";
 import { list } from "./route.js";
 import { now } from "./runs_store.js";
@@ -30,7 +31,6 @@ const ADVICE = {
   verify_timeout: "The verifier hung. Give its commands a time limit of their own.",
   bad_reward: "The verifier wrote something that is no finite number. See Commands for what it printed.",
   timed_out: "Raise timeout_s, or make setup shorter.",
-  crashed: "The server died while this ran. Start it again.",
   agent_timeout: "What the agent left was scored. Raise agent_timeout_s to give it longer.",
 };
 
@@ -84,17 +84,17 @@ function Commands({ store }) {
   store.version.value;
   if (!store.commands.length) return html`<p class="nothing">${store.ended ? "This rollout ran no commands of its own." : "No command has run yet."}</p>`;
   return html`<div class="commands">
-    ${store.commands.map(({ stage, command, result }, index) => html`<details key=${index} data-step open=${Boolean(result) && result.exit_code !== 0}>
+    ${store.commands.map(({ stage, command, result }, index) => html`<${Fold} key=${index} name=${`command/${index}`} data-step open=${Boolean(result) && result.exit_code !== 0}>
       <summary>
         <span class="tag">${stage}</span><code>${clip(command, 200)}</code>
         <span class="how ${result && result.exit_code !== 0 ? "bad" : ""}">${result ? (result.timed_out ? "out of time" : `exit ${result.exit_code}`) : "running…"}${result ? `, ${seconds(result.seconds)}` : ""}</span>
       </summary>
       ${(command.includes("\n") || command.length > 100) && html`<pre class="command">${command}</pre>`}
       ${result?.truncated && html`<p class="nothing">Its output was longer; this is the end of it.</p>`}
-      ${result?.stdout && html`<${Output} text=${result.stdout} />`}
-      ${result?.stderr && html`<${Output} text=${result.stderr} bad=${true} />`}
+      ${result?.stdout && html`<${Output} name=${`command/${index}/out`} text=${result.stdout} />`}
+      ${result?.stderr && html`<${Output} name=${`command/${index}/err`} text=${result.stderr} bad=${true} />`}
       ${result && !result.stdout && !result.stderr && html`<p class="nothing">It printed nothing.</p>`}
-    </details>`)}
+    <//>`)}
   </div>`;
 }
 
@@ -108,7 +108,7 @@ function Files({ store }) {
     ${files.patch === null || files.patch === undefined ? html`<p class="nothing">There is no patch: the workdir was too large to be kept twice, or the box has no git.</p>` : files.patch === "" ? html`<p class="nothing">The agent changed nothing.</p>` : html`<${Patch} patch=${files.patch} />`}
     ${files.patch_truncated && html`<p class="nothing">The patch was longer; this is its beginning.</p>`}
     <h2>Files in the workdir${names.length > 0 && html` <small>${exact(names.length)}</small>`}</h2>
-    ${names.map((name) => html`<details class="file" key=${name} data-step><summary><code>${name}</code><span class="how">${plural(files.files[name].length, "character")}</span></summary>${files.files[name] ? html`<${Output} text=${files.files[name]} />` : html`<p class="nothing">It is empty.</p>`}</details>`)}
+    ${names.map((name) => html`<${Fold} class="file" key=${name} name=${`file/${name}`} data-step><summary><code>${name}</code><span class="how">${plural(files.files[name].length, "character")}</span></summary>${files.files[name] ? html`<${Output} name=${`file/${name}/text`} text=${files.files[name]} />` : html`<p class="nothing">It is empty.</p>`}<//>`)}
     ${!names.length && html`<p class="nothing">None.</p>`}
     ${files.extra?.length > 0 && html`<h2>Not collected</h2><ul class="plain">${files.extra.map((name) => html`<li><code>${name}</code> <small>${files.why?.[name] ?? ""}</small></li>`)}</ul>`}
   </div>`;
@@ -197,7 +197,7 @@ function Title({ store }) {
       </div>
       <div class="verdict ${mood}">
         <span class="outcome" role="status">${outcome}</span>
-        ${ended && html`<span class="what">reward</span><span class="reward">${reward(store.reward?.total ?? null)}</span>`}
+        ${ended && (store.reward ? html`<span class="what">reward</span><span class="reward">${reward(store.reward.total)}</span>` : html`<span class="what">not scored</span>`)}
       </div>
       <div class="actions">
         ${!ended && html`<button class="danger" disabled=${stopping === "stopping" || store.aborting} onClick=${abort}>Abort</button>`}
@@ -208,6 +208,18 @@ function Title({ store }) {
 }
 
 const VIEWS = { tokens: TokensView, commands: Commands, files: Files, reward: RewardView };
+
+/** Where the tabs are wider than the screen, the one that is shown is in view. */
+function Tabs({ id, here, numbers }) {
+  const bar = useRef();
+  useEffect(() => {
+    const tab = bar.current.querySelector("[aria-current]");
+    bar.current.scrollLeft = tab.offsetLeft + (tab.offsetWidth - bar.current.clientWidth) / 2;
+  }, [here]);
+  return html`<nav class="tabs" aria-label="Parts" ref=${bar}>
+    ${PARTS.map(([each, label]) => html`<a href=${`#/rollouts/${encodeURIComponent(id)}/${each}`} aria-current=${here === each ? "page" : undefined}>${label}${numbers[each] > 0 && html` <small>${exact(numbers[each])}</small>`}</a>`)}
+  </nav>`;
+}
 
 export function RolloutView({ id, part }) {
   const store = useMemo(() => new RolloutStore(id), [id]);
@@ -232,9 +244,7 @@ export function RolloutView({ id, part }) {
     ${state === "lost" && html`<p class="wrong" role="status">The connection was lost. What happens meanwhile is not lost; this page tries again.</p>`}
     ${ended?.error && html`<div class="problem ${mood}" role="alert"><b>${ended.error}</b>${ADVICE[ended.error_code] && html`<p>${ADVICE[ended.error_code]}</p>`}</div>`}
     <${Timeline} store=${store} />
-    <nav class="tabs" aria-label="Parts">
-      ${PARTS.map(([each, label]) => html`<a href=${`#/rollouts/${encodeURIComponent(id)}/${each}`} aria-current=${here === each ? "page" : undefined}>${label}${numbers[each] > 0 && html` <small>${exact(numbers[each])}</small>`}</a>`)}
-    </nav>
-    <${View} key=${here} store=${store} />
+    <${Tabs} id=${id} here=${here} numbers=${numbers} />
+    <${Opened.Provider} value=${store.opened}><${View} key=${here} store=${store} /><//>
   </section>`;
 }

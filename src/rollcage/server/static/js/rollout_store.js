@@ -10,6 +10,8 @@ export class RolloutStore {
     this.version = signal(0);
     this.state = signal("connecting");
     this.problem = signal("");
+    /** What the reader opened and closed, by name. */
+    this.opened = new Map();
     this.reset();
     this._scheduled = false;
   }

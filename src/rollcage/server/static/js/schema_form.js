@@ -1,10 +1,14 @@
 // A form out of a JSON schema. The schema is somebody else's: nothing of it is trusted, all of it is text.
-import { html } from "../vendor/preact.js";
+import { html, useState } from "../vendor/preact.js";
+import { clip } from "./text.js";
 
 const PLAIN = ["string", "integer", "number", "boolean"];
 const DEEPEST = 8;
 /** What is nested deeper than this is typed as JSON. */
 const FORMS_DEEP = 4;
+/** Fields and options that one form may have; a schema that asks for more is nested less deep. */
+const MOST = 1000;
+const SHOWN = 1000;
 
 const table = (value) => (value && typeof value === "object" && !Array.isArray(value) ? value : {});
 // Names are anybody's, `__proto__` too: only what was put there counts.
@@ -32,32 +36,44 @@ function choicesOf(schema) {
 }
 
 /** What a schema asks for: a kind, and what is inside it. */
-function nodeOf(schema, root, depth) {
+function nodeOf(schema, root, depth, room) {
+  if (room.left < 0) return { field: table(schema), kind: "json" };
   const field = resolved(schema, root);
   const node = { field, kind: "json" };
+  // Twenty words that mean nothing to us cost as much as a field: they are gone through as well.
+  room.left -= 1 + (Array.isArray(field.enum) ? field.enum.length : 0) + Math.floor(Object.keys(field).length / 20);
+  if (room.left < 0) return node;
   if (Object.hasOwn(field, "const")) return { ...node, kind: "enum", options: [field.const] };
   if (Array.isArray(field.enum) && field.enum.length && field.enum.length <= 200) return { ...node, kind: "enum", options: field.enum };
   const types = Array.isArray(field.type) ? field.type.filter((type) => type !== "null") : [field.type];
   if (types.length === 1 && PLAIN.includes(types[0])) return { ...node, kind: types[0] };
-  if (depth >= FORMS_DEEP) return node;
+  if (depth >= room.deepest) return node;
   const choices = choicesOf(field);
   if (choices?.length > 1 && choices.length <= 20)
-    return { ...node, kind: "choice", choices: choices.map((one) => nodeOf(one, root, depth + 1)) };
+    return { ...node, kind: "choice", choices: choices.map((one) => nodeOf(one, root, depth + 1, room)) };
   if (types[0] === "object" && Object.keys(table(field.properties)).length)
-    return { ...node, kind: "object", fields: fieldsOf(field, root, depth + 1) };
+    return { ...node, kind: "object", fields: fieldsIn(field, root, depth + 1, room) };
   if (types[0] === "array" && field.items && typeof field.items === "object")
-    return { ...node, kind: "array", item: nodeOf(field.items, root, depth + 1) };
+    return { ...node, kind: "array", item: nodeOf(field.items, root, depth + 1, room) };
   return node;
 }
 
-/** The fields of an object schema, in its own order. */
-export function fieldsOf(schema, root = schema, depth = 0) {
+/** The fields of an object schema, in its own order. A few lines of schema can ask for millions: see MOST. */
+export function fieldsOf(schema) {
+  for (let deepest = FORMS_DEEP; ; deepest--) {
+    const room = { left: MOST, deepest };
+    const fields = fieldsIn(schema, table(schema), 0, room);
+    if (room.left >= 0 || deepest === 0) return fields;
+  }
+}
+
+function fieldsIn(schema, root, depth, room) {
   const object = table(schema);
-  const required = Array.isArray(object.required) ? object.required : [];
-  return Object.entries(table(object.properties)).map(([name, raw]) => ({
+  const required = new Set(Array.isArray(object.required) ? object.required : []);
+  return Object.entries(table(object.properties)).slice(0, MOST).map(([name, raw]) => ({
     name,
-    required: required.includes(name),
-    ...nodeOf(raw, table(root), depth),
+    required: required.has(name),
+    ...nodeOf(raw, root, depth, room),
   }));
 }
 
@@ -119,7 +135,7 @@ function touched(typed) {
   return Boolean(typed) && (Boolean(typed.at) || Object.keys(typed).some((name) => touched(own(typed, name))));
 }
 
-const shown = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+const shown = (value) => clip(typeof value === "string" ? value : JSON.stringify(value), SHOWN);
 const NAMES = { json: "JSON", choice: "one of several kinds", enum: "one of these", boolean: "true or false" };
 const kindName = (node) => (node.kind === "array" ? `list of ${kindName(node.item)}` : (NAMES[node.kind] ?? node.kind));
 
@@ -130,7 +146,7 @@ export function SchemaField({ entry, root, path = entry.name, label = entry.name
   const { field, required } = entry;
   // A nested default is told by the fields inside.
   const standard = Object.hasOwn(field, "default") && field.default !== null && entry.kind !== "object" ? field.default : undefined;
-  const about = [typeof field.description === "string" && field.description, standard !== undefined && `default ${shown(standard)}`].filter(Boolean).join(" · ");
+  const about = [typeof field.description === "string" && clip(field.description, SHOWN), standard !== undefined && `default ${shown(standard)}`].filter(Boolean).join(" · ");
   const ids = [problem && `${id}-wrong`, about && `${id}-hint`].filter(Boolean).join(" ") || undefined;
   const given = { entry, root, path, value, errors, onChange, id, ids, label };
   const title = html`<code>${label}</code> <small>${kindName(entry)}${required ? "" : ", optional"}</small>`;
@@ -186,5 +202,12 @@ function Control({ entry, root, value, onChange, id, ids, path, invalid }) {
   if (kind === "string") return html`<textarea ...${common} rows=${text.includes("\n") || text.length > 60 ? 4 : 1} value=${text} onInput=${set}></textarea>`;
   if (kind !== "json") return html`<input ...${common} inputmode=${kind === "integer" ? "numeric" : "decimal"} value=${text} onInput=${set} />`;
   return html`<textarea ...${common} rows="4" spellcheck="false" value=${text} placeholder="{ }" onInput=${set}></textarea>
-    <details><summary><small>its schema</small></summary><pre>${JSON.stringify({ ...field, $defs: root.$defs }, null, 2)}</pre></details>`;
+    <${Schema} field=${field} root=${root} />`;
+}
+
+/** A schema as it is. Written when it is looked at: each has all that it may refer to. */
+function Schema({ field, root }) {
+  const [open, setOpen] = useState(false);
+  return html`<details onToggle=${(event) => setOpen(event.currentTarget.open)}><summary><small>its schema</small></summary>
+    ${open && html`<pre>${JSON.stringify({ ...field, $defs: root.$defs }, null, 2)}</pre>`}</details>`;
 }

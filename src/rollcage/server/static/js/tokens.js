@@ -2,23 +2,27 @@
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { request } from "./api.js";
 import { count, plural, seconds } from "./text.js";
+import { TokenText, placeBeside } from "./token_text.js";
 import { useNear } from "./virtual.js";
 
 const cache = new Map();
 const KEPT = 60;
+const KEPT_TOKENS = 100_000;
 
-function load(id, seq) {
-  const name = `${id}/${seq}`;
+/** A turn with its tokens. Those looked at last are kept; a few huge ones push out many small ones. */
+function load(id, turn) {
+  const name = `${id}/${turn.seq}`;
   const found = cache.get(name);
-  if (found) {
-    cache.delete(name);
-    cache.set(name, found);
-    return found;
+  cache.delete(name);
+  const asked = found?.asked ?? request(`/page/rollouts/${encodeURIComponent(id)}/turns/${turn.seq}`);
+  if (!found) asked.catch(() => cache.delete(name));
+  cache.set(name, { asked, tokens: turn.token_count });
+  let sum = [...cache.values()].reduce((all, each) => all + each.tokens, 0);
+  for (const [old, each] of cache) {
+    if (old === name || (cache.size <= KEPT && sum <= KEPT_TOKENS)) break;
+    cache.delete(old);
+    sum -= each.tokens;
   }
-  const asked = request(`/page/rollouts/${encodeURIComponent(id)}/turns/${seq}`);
-  asked.catch(() => cache.delete(name));
-  cache.set(name, asked);
-  if (cache.size > KEPT) cache.delete(cache.keys().next().value);
   return asked;
 }
 
@@ -36,27 +40,34 @@ export function entropy(token) {
   return left > 1e-6 ? sum - left * Math.log(left) : sum;
 }
 
+const WIDE = 600;
+
+/** One value for each place on the line; where many tokens share a place, the most unsure of them. */
+function peaks(values) {
+  if (values.length <= WIDE) return values;
+  const found = new Array(WIDE).fill(0);
+  values.forEach((value, index) => {
+    const place = Math.floor((index / values.length) * WIDE);
+    found[place] = Math.max(found[place], value ?? 0);
+  });
+  return found;
+}
+
 function EntropyLine({ tokens }) {
-  const values = tokens.map(entropy);
+  const values = useMemo(() => tokens.map(entropy), [tokens]);
   if (!values.some((value) => value !== null)) return null;
   const highest = values.reduce((a, b) => Math.max(a, b ?? 0), 0);
   const most = Math.max(0.5, highest);
-  const width = 600;
-  const step = width / Math.max(1, values.length - 1);
-  const path = values.map((value, index) => `${index ? "L" : "M"}${(index * step).toFixed(1)} ${(34 - ((value ?? 0) / most) * 32).toFixed(1)}`).join("");
+  const drawn = peaks(values);
+  const step = WIDE / Math.max(1, drawn.length - 1);
+  const path = drawn.map((value, index) => `${index ? "L" : "M"}${(index * step).toFixed(1)} ${(34 - ((value ?? 0) / most) * 32).toFixed(1)}`).join("");
   const mean = values.reduce((sum, value) => sum + (value ?? 0), 0) / values.length;
   return html`<figure class="entropy">
-    <svg viewBox="0 0 ${width} 36" preserveAspectRatio="none" role="img" aria-label=${`Entropy along the turn: mean ${mean.toFixed(2)}, at most ${highest.toFixed(2)} nats`}>
-      <path d=${`${path}L${width} 36L0 36Z`} class="under" /><path d=${path} class="line" />
+    <svg viewBox="0 0 ${WIDE} 36" preserveAspectRatio="none" role="img" aria-label=${`Entropy along the turn: mean ${mean.toFixed(2)}, at most ${highest.toFixed(2)} nats`}>
+      <path d=${`${path}L${WIDE} 36L0 36Z`} class="under" /><path d=${path} class="line" />
     </svg>
     <figcaption>Entropy along the turn: mean ${mean.toFixed(2)}, highest ${highest.toFixed(2)} nats</figcaption>
   </figure>`;
-}
-
-function shade(logprob) {
-  if (logprob === null || logprob === undefined) return "none";
-  const chance = Math.exp(logprob);
-  return String(Math.min(9, Math.floor((1 - chance) * 10)));
 }
 
 const percent = (logprob) => {
@@ -81,40 +92,6 @@ function Tip({ token, at }) {
     <p class="hidden" role="status">${line}${top?.length > 0 && `; instead ${top.map(([other, , value]) => `${JSON.stringify(other)} ${percent(value)}`).join(", ")}`}</p>`;
 }
 
-function TokenText({ tokens, onTip, name }) {
-  const box = useRef();
-  const at = useRef(-1);
-  // Marked by hand: drawing thousands of tokens again for one outline is what makes a pointer stutter.
-  const show = (index) => {
-    box.current?.querySelector(".at")?.classList.remove("at");
-    const element = box.current?.querySelector(`[data-i="${index}"]`);
-    at.current = index;
-    if (!element) return onTip(null);
-    element.classList.add("at");
-    const rows = element.getClientRects();
-    const place = rows[0] ?? element.getBoundingClientRect();
-    const below = place.bottom + 220 < innerHeight || place.top < 220;
-    const x = Math.max(8, Math.min(place.left, innerWidth - 318));
-    onTip({ token: tokens[index], at: { x, y: below ? place.bottom + 6 : place.top - 6, below } });
-  };
-  const over = (event) => {
-    const index = event.target.dataset?.i;
-    if (index !== undefined) show(Number(index));
-  };
-  const key = (event) => {
-    const next = { ArrowRight: at.current + 1, ArrowLeft: at.current - 1, Home: 0, End: tokens.length - 1 }[event.key];
-    if (next === undefined) return;
-    event.preventDefault();
-    const index = Math.max(0, Math.min(tokens.length - 1, next));
-    box.current.querySelector(`[data-i="${index}"]`)?.scrollIntoView({ block: "nearest" });
-    show(index);
-  };
-  const drawn = useMemo(() => tokens.map(([text, , logprob], index) => html`<span data-i=${index} class=${`t${shade(logprob)}`}>${shownText(text)}</span>`), [tokens]);
-  return html`<div class="tokentext" ref=${box} tabindex="0" role="group" aria-label=${`Tokens of ${name}; the arrow keys go from one to the next`} onMouseOver=${over} onClick=${over} onMouseLeave=${() => onTip(null)} onKeyDown=${key} onBlur=${() => onTip(null)}>${drawn}</div>`;
-}
-
-const shownText = (text) => (text === "" ? "␀" : text.includes("\n") ? text.replaceAll("\n", "↵\n") : text);
-
 function Turn({ id, turn, onTip }) {
   const place = useRef();
   const perLine = Math.max(6, Math.floor((Math.min(innerWidth, 1280) - 80) / 38));
@@ -125,7 +102,7 @@ function Turn({ id, turn, onTip }) {
   useEffect(() => {
     let gone = false;
     if (!near) setWhole(null);
-    else load(id, turn.seq).then((found) => !gone && (setWhole(found), setWrong("")), (error) => !gone && setWrong(error.message));
+    else load(id, turn).then((found) => !gone && (setWhole(found), setWrong("")), (error) => !gone && setWrong(error.message));
     return () => (gone = true);
   }, [near]);
 
@@ -152,14 +129,16 @@ function Facts({ turn }) {
   </header>`;
 }
 
-/** Sets what the pointer is on; scrolling, and Escape, put it away. */
+/** What is told about the token that is pointed at. It goes where the token goes, and away with it or by Escape. */
 function useTip() {
   const [tip, setTip] = useState(null);
   useEffect(() => {
     if (!tip) return;
-    const from = scrollY;
     const close = () => setTip(null);
-    const scrolled = () => Math.abs(scrollY - from) > 60 && close();
+    const scrolled = () => {
+      const at = placeBeside(tip.element);
+      setTip(at && { ...tip, at });
+    };
     addEventListener("scroll", scrolled, { passive: true });
     addEventListener("rollcage-close", close);
     return () => {
@@ -186,6 +165,6 @@ export function TokensView({ store }) {
       <span class="scale" role="img" aria-label="Colour: from sure to surprising">sure ${[0, 2, 4, 6, 8, 9].map((level) => html`<i class=${`t${level}`}></i>`)} surprising</span>
     </div>
     ${drawn}
-    ${tip && html`<${Tip} ...${tip} />`}
+    ${tip?.at && html`<${Tip} ...${tip} />`}
   </div>`;
 }

@@ -1,7 +1,8 @@
 // What the agent said and did, as it happens.
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { DiffLines, lines } from "./diff.js";
-import { clip, plural, seconds } from "./text.js";
+import { Fold, useWhole } from "./fold.js";
+import { clip, plural, reward, seconds, tone, words } from "./text.js";
 import { useNear } from "./virtual.js";
 
 const string = (value) => (typeof value === "string" ? value : value === undefined || value === null ? "" : JSON.stringify(value, null, 2));
@@ -10,8 +11,8 @@ const SHOWN = 10;
 const LONG = 60;
 
 /** Printed text; of a long one the beginning, until somebody wants the rest. */
-export function Output({ text, bad = false }) {
-  const [whole, setWhole] = useState(false);
+export function Output({ text, name, bad = false }) {
+  const [whole, setWhole] = useWhole(name);
   const rows = text.replace(/\s+$/, "").split("\n");
   const long = rows.length > SHOWN + 3 || text.length > 4000;
   const shown = whole || !long ? text.slice(0, 400_000) : rows.slice(0, SHOWN).join("\n").slice(0, 3500);
@@ -27,7 +28,7 @@ function gist(input, state) {
   return given.join(", ");
 }
 
-function Tool({ part }) {
+function Tool({ part, at }) {
   const state = part.state && typeof part.state === "object" ? part.state : {};
   const input = state.input && typeof state.input === "object" ? state.input : {};
   const name = string(part.tool) || "tool";
@@ -40,7 +41,7 @@ function Tool({ part }) {
   const command = typeof input.command === "string" ? input.command : "";
   const rows = useMemo(() => (edit ? lines(input.oldString, input.newString) : write ? lines("", input.content) : null), [input.oldString, input.newString, input.content]);
   const running = status === "running" || status === "pending";
-  return html`<details class="tool ${status === "error" ? "error" : ""}" open=${edit || write || patch || Boolean(command)}>
+  return html`<${Fold} name=${at} class="tool ${status === "error" ? "error" : ""}" open=${edit || write || patch || Boolean(command)}>
     <summary>
       <span class="name">${name}</span>
       <code>${clip(said, 200)}</code>
@@ -48,18 +49,18 @@ function Tool({ part }) {
     </summary>
     ${(command.includes("\n") || command.length > 100) && html`<pre class="command">${command}</pre>`}
     ${rows && html`<${DiffLines} rows=${rows} />`}
-    ${patch && html`<${Output} text=${input.patchText} />`}
-    ${!rows && !patch && !command && Object.keys(input).length > 0 && html`<${Output} text=${string(input)} />`}
-    ${!rows && state.output && html`<${Output} text=${string(state.output)} />`}
+    ${patch && html`<${Output} name=${`${at}/patch`} text=${input.patchText} />`}
+    ${!rows && !patch && !command && Object.keys(input).length > 0 && html`<${Output} name=${`${at}/input`} text=${string(input)} />`}
+    ${!rows && state.output && html`<${Output} name=${`${at}/output`} text=${string(state.output)} />`}
     ${state.error && html`<p class="wrong">${string(state.error)}</p>`}
-  </details>`;
+  <//>`;
 }
 
-function Part({ part }) {
+function Part({ part, at }) {
   if (part.type === "text") return html`<div class="words">${string(part.text)}</div>`;
   if (part.type === "reasoning")
-    return html`<details class="thought"><summary>Thought <small>${clip(string(part.text), 90)}</small></summary><div class="words">${string(part.text)}</div></details>`;
-  return html`<${Tool} part=${part} />`;
+    return html`<${Fold} name=${at} class="thought"><summary>Thought <small>${clip(string(part.text), 90)}</small></summary><div class="words">${string(part.text)}</div><//>`;
+  return html`<${Tool} part=${part} at=${at} />`;
 }
 
 /** One message; far from what is seen it is only its height. */
@@ -70,7 +71,7 @@ function Message({ message, speaker, first, lazy }) {
   return useMemo(
     () => html`<article ref=${place} class="message ${message.role === "user" ? "user" : "agent"}" data-step data-drawn=${near ? "1" : undefined} style=${{ height: near ? "" : `${height}px` }}>
       ${near && first && html`<header>${speaker}</header>`}
-      ${near && message.parts.map((part, index) => html`<${Part} key=${part.id ?? index} part=${part} />`)}
+      ${near && message.parts.map((part, index) => html`<${Part} key=${part.id ?? index} part=${part} at=${`${message.id}/${part.id ?? index}`} />`)}
     </article>`,
     [message, near, speaker, first],
   );
@@ -125,9 +126,12 @@ function useFollowing(running, box) {
       for (const name of HANDS) removeEventListener(name, hand);
     };
   }, []);
+  const began = useRef(running);
   useEffect(() => {
-    if (!running || !following) return;
+    // Also once at its end; a rollout that had ended before is read from its beginning.
+    if (!following || !began.current) return;
     toEnd();
+    if (!running) return;
     const sizes = new ResizeObserver(toEnd);
     sizes.observe(box.current);
     return () => sizes.disconnect();
@@ -139,11 +143,22 @@ function Ending({ store }) {
   store.version.value;
   const { errors, notes, printed } = store.transcript;
   const end = store.agentEnd;
-  return html`${printed.length > 0 && html`<article class="message agent" data-step><header>Printed</header>${printed.map(({ stream, text }) => html`<div class="tool"><${Output} text=${text} bad=${stream === "stderr"} /></div>`)}</article>`}
+  return html`${printed.length > 0 && html`<article class="message agent" data-step><header>Printed</header>${printed.map(({ stream, text }, index) => html`<div class="tool"><${Output} name=${`printed/${index}`} text=${text} bad=${stream === "stderr"} /></div>`)}</article>`}
     ${notes.map((note) => html`<p class="nothing">${note}</p>`)}
     ${errors.map((error) => html`<p class="wrong" data-step>${error}</p>`)}
     ${end?.error && !errors.length && html`<p class="wrong" data-step>${end.error}</p>`}
-    ${end?.log_tail && (end.error || end.exit_code) && html`<details class="tool"><summary><span class="name">The end of the agent’s log</span><span class="how">${end.exit_code === null ? "" : `exit ${end.exit_code}`}</span></summary><${Output} text=${end.log_tail} /></details>`}`;
+    ${end?.log_tail && Boolean(end.error || end.exit_code) && html`<${Fold} name="log" class="tool"><summary><span class="name">The end of the agent’s log</span><span class="how">${end.exit_code === null ? "" : `exit ${end.exit_code}`}</span></summary><${Output} name="log/text" text=${end.log_tail} /><//>`}`;
+}
+
+/** Who followed to the end sees here what it came to. */
+function Closing({ store }) {
+  const total = store.reward?.total ?? null;
+  const mood = tone({ outcome: store.ended.outcome, reward: total });
+  return html`<p class="closing" data-step>
+    <span class="progress ${mood}"><i class="mark" aria-hidden="true"></i>${words(store.ended.outcome)}</span>
+    <span>${total === null ? "not scored" : html`reward <b>${reward(total)}</b>`}</span>
+    ${total !== null && html`<a href=${`#/rollouts/${encodeURIComponent(store.id)}/reward`}>How it was made</a>`}
+  </p>`;
 }
 
 export function TranscriptView({ store }) {
@@ -169,6 +184,7 @@ export function TranscriptView({ store }) {
     ${!needle && html`<${Ending} store=${store} />`}
     ${silent && running && html`<p class="nothing spin" role="status">${store.agent ? "The agent has started; it has not said anything yet." : "The agent has not started yet."}</p>`}
     ${silent && !running && html`<p class="nothing">${store.agent ? "The agent said nothing." : "The agent never started."}</p>`}
+    ${store.ended && !needle && html`<${Closing} store=${store} />`}
     ${running && following === false && html`<button class="latest" onClick=${toEnd}>To the latest ↓</button>`}
   </div>`;
 }
