@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
 import anyio
 import pytest
+from starlette.types import Message
 
 from rollcage.errors import StoreError
 from rollcage.events import AgentSaid, Ended, FilesCollected, Queued, Scored, StageEnded, TurnEnded
+from rollcage.gateway.live import Delta
 from rollcage.result import RolloutResult, result_of
 from rollcage.runner import Owners
-from rollcage.server.feeds import PORTION_BYTES, Feeds
+from rollcage.server.feeds import PORTION_BYTES, Feeds, Line
 from rollcage.server.mcp_answer import tool_result
 from rollcage.server.results import written
+from rollcage.server.stream import EventStream
 from rollcage.store import Store
 from rollcage.types import Endpoint, Job, JsonObject, Outcome, Reward, Stage, Task, Token, Turn
 from served import Served, served
@@ -126,6 +130,36 @@ async def test_halves_of_characters_and_odd_line_ends_reach_every_reader(server:
         page = (await http.get("/rollouts/odd/events", headers={"Accept": "application/json"})).json()
         assert page["events"][1]["event"]["data"]["lines"] == LINES
         assert (await http.get("/health")).status_code == 200
+
+
+async def test_what_a_model_says_is_one_line_while_it_says_it() -> None:
+    sent, told = b"", anyio.Event()
+
+    async def said() -> AsyncIterator[Delta]:
+        yield Delta(turn=0, content=LINES)
+
+    async def live() -> AsyncIterator[Delta]:
+        return said()
+
+    async def pages() -> AsyncGenerator[list[Line], None]:
+        nothing: list[list[Line]] = []
+        await told.wait()
+        for lines in nothing:
+            yield lines
+
+    async def receive() -> Message:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        nonlocal sent
+        sent += message.get("body", b"")
+        if b"event: delta" in sent:
+            told.set()
+
+    await EventStream(pages(), live=live, stage=Stage.AGENT)({"type": "http"}, receive, send)
+    data = [line.removeprefix("data: ") for line in sent.decode().splitlines() if line.startswith("data: ")]
+    assert [json.loads(line)["content"] for line in data] == [LINES]
 
 
 def test_a_tool_s_answer_holds_halves_of_characters_too() -> None:

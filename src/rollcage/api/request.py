@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -34,10 +32,6 @@ class BadArgument(UsageError):
     def __init__(self, argument: str, message: str) -> None:
         super().__init__(message)
         self.argument = argument
-
-
-class Conflict(BadArgument):
-    """The idempotency key names a rollout that was asked for with other arguments; `argument` names one of them."""
 
 
 class RolloutRequest(Value):
@@ -141,25 +135,6 @@ class RolloutRequest(Value):
             return cls.model_validate(dict(arguments))
         except ValidationError as error:
             raise bad_argument(error, list(cls.model_fields)) from None
-
-    def fingerprint(self) -> dict[str, str]:
-        """A digest of each argument that is not left at its default: what a repeated start must agree with.
-
-        Keys of models are left out: nothing that is kept may help to guess one.
-        """
-        fields = RolloutRequest.model_fields
-        given = self.model_dump(mode="json", include=set(fields) - {*SECRETS, "idempotency_key"})
-        plain = {name: (value, fields[name].get_default()) for name, value in given.items()}
-        return {name: _digest(value) for name, (value, default) in plain.items() if value != _listed(default)}
-
-
-def _listed(value: object) -> object:
-    """A default as JSON has it."""
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Wanted(NamedTuple):

@@ -23,13 +23,12 @@ def json_of(
         return value.__pydantic_serializer__.to_json(value, include=chosen, exclude=left_out)
     except (PydanticSerializationError, RecursionError):
         plain = tamed(value)
-        names = [name for name in plain if (not chosen or name in chosen) and name not in (left_out or ())]
+        names = [name for name in plain if (chosen is None or name in chosen) and name not in (left_out or ())]
         return to_json({name: plain[name] for name in names}, inf_nan_mode="null")
 
 
-def line_of_json(value: BaseModel) -> bytes:
-    """The same on one line, for every idea of what a line is."""
-    line = json_of(value)
+def on_one_line(json: bytes) -> bytes:
+    """The same compact JSON, on one line for every idea of what a line is."""
     for character, escape in _BREAKS:
-        line = line.replace(character, escape)
-    return line
+        json = json.replace(character, escape)
+    return json

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import anyio
 from anyio.abc import TaskGroup
 
-from rollcage.api.writing import line_of_json
+from rollcage.api.writing import json_of, on_one_line
 from rollcage.errors import StoreError
 from rollcage.events import Ended, Entry
 from rollcage.store import Store
@@ -41,7 +41,7 @@ class Line(NamedTuple):
 
 def line_of(entry: Entry) -> Line:
     """The entry with its JSON."""
-    return Line(entry, line_of_json(entry))
+    return Line(entry, on_one_line(json_of(entry)))
 
 
 class _Feed:

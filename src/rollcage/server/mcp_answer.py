@@ -9,16 +9,13 @@ from typing import Any
 import anyio
 from pydantic_core import to_json
 
-from rollcage.api.writing import json_of
+from rollcage.api.writing import json_of, on_one_line
 from rollcage.server.mcp_tools import ToolFailure
 from rollcage.types import JsonObject, Value
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-
-_BREAKS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
-"""Many clients take these for the end of a line; in JSON they occur in strings only, where an escape is as good."""
 
 
 def dumped(value: object) -> str:
@@ -101,9 +98,7 @@ class Answer:
 
 
 def _event(text: str) -> bytes:
-    for character, escape in _BREAKS:
-        text = text.replace(character, escape)
-    return _bytes(f"event: message\ndata: {text}\n\n")
+    return b"event: message\ndata: " + on_one_line(_bytes(text)) + b"\n\n"
 
 
 def _bytes(text: str) -> bytes:

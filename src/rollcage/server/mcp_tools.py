@@ -13,7 +13,8 @@ import anyio
 from pydantic import Field, ValidationError
 
 from rollcage.api.errors import QueueFull, Stopping
-from rollcage.api.request import BadArgument, Conflict, RolloutRequest, bad_argument
+from rollcage.api.fingerprint import Conflict
+from rollcage.api.request import BadArgument, RolloutRequest, bad_argument
 from rollcage.api.views import Aborted, EventPage, Messages, RolloutState, Started, unknown_state
 from rollcage.errors import RollcageError, UnknownRollout, UsageError
 from rollcage.events import Event, StageStarted, TurnEnded

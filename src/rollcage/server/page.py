@@ -15,6 +15,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from rollcage.api.views import RolloutState
+from rollcage.api.writing import json_of, on_one_line
 from rollcage.errors import UnknownRollout
 from rollcage.events import ToolCalled, TurnEnded
 from rollcage.server.admission import Caller, caller_of
@@ -136,4 +137,4 @@ async def _look(service: Service, caller: Caller, known: dict[str, RolloutState]
 
 
 def _rows(rows: list[RolloutState]) -> bytes:
-    return frame("rollouts", b"[" + b",".join(row.model_dump_json().encode() for row in rows) + b"]")
+    return frame("rollouts", b"[" + b",".join(on_one_line(json_of(row)) for row in rows) + b"]")

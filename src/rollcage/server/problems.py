@@ -13,7 +13,8 @@ from starlette.responses import Response
 
 from rollcage import errors
 from rollcage.api.errors import Stopping, Unauthorized, UnknownEnvironment
-from rollcage.api.request import BadArgument, Conflict, RolloutRequest, bad_details
+from rollcage.api.fingerprint import Conflict
+from rollcage.api.request import BadArgument, RolloutRequest, bad_details
 from rollcage.api.views import Problem
 
 log = logging.getLogger("rollcage.server")

@@ -9,9 +9,10 @@ import anyio
 from pydantic_core import to_json
 
 from rollcage.api.writing import json_of
-from rollcage.events import Entry, Event, Rollout, TurnEnded
+from rollcage.events import Event, Rollout, TurnEnded
 from rollcage.result import RolloutResult, proxy_turn, result_of
 from rollcage.store import Store
+from rollcage.types import Turn
 
 PAGE = 8
 """Turns that are read at once. Their requests mostly are one conversation, which is fetched once for all of them."""
@@ -45,17 +46,14 @@ async def written(store: Store, rollout_id: str, wait_s: float) -> AsyncGenerato
         after = page[-1].seq
         for entry in page:
             if entry.seq <= last and isinstance(entry.event, TurnEnded):
-                yield comma + await anyio.to_thread.run_sync(_turn, entry, broken)
+                yield comma + await anyio.to_thread.run_sync(_turn, entry.event.turn, broken)
                 comma = b","
     rest = await anyio.to_thread.run_sync(lambda: json_of(result, exclude=_HEAD | _LATER))
     tail = "\n".join(broken).encode("utf-8", "replace").decode()
     yield b'],"proxy_log_tail":' + to_json(tail) + b"," + rest[1:]
 
 
-def _turn(entry: Entry, broken: list[str]) -> bytes:
-    if not isinstance(entry.event, TurnEnded):
-        return b"null"
-    turn = entry.event.turn
+def _turn(turn: Turn, broken: list[str]) -> bytes:
     if turn.error:
         broken.append(f"turn {turn.index}: {turn.error}")
     return json_of(proxy_turn(turn))

@@ -11,7 +11,8 @@ import anyio
 from anyio.abc import TaskGroup
 
 from rollcage.api.errors import Stopping
-from rollcage.api.request import BadArgument, Conflict, RolloutRequest, again, argument_error, is_scripted, wanted
+from rollcage.api.fingerprint import check_same, fingerprint
+from rollcage.api.request import BadArgument, RolloutRequest, again, argument_error, is_scripted, wanted
 from rollcage.api.views import (
     STATUS,
     Aborted,
@@ -140,7 +141,7 @@ class Service(Reader):
         terms = Terms(
             caller.share,
             request.idempotency_key,
-            request.fingerprint() if request.idempotency_key else {},
+            fingerprint(request) if request.idempotency_key else {},
             resumable=not because,
             not_resumable_because=because,
         )
@@ -159,14 +160,8 @@ class Service(Reader):
 
     async def _joined(self, rollout_id: str, request: RolloutRequest) -> Started:
         first = (await self._store.read(rollout_id, limit=1))[0].event
-        asked, now = first.arguments if isinstance(first, Queued) else {}, request.fingerprint()
-        differ = sorted(name for name in {*asked, *now} if asked.get(name) != now.get(name))
-        if asked and differ:  # logs of before have no digests
-            raise Conflict(
-                differ[0],
-                f"idempotency_key: rollout {rollout_id} was started under it with another {', '.join(differ)}; "
-                "repeat the first request as it was, or use a new key",
-            )
+        if isinstance(first, Queued) and first.arguments:  # logs of before have no digests
+            check_same(request, first.arguments, rollout_id)
         summary = await self._store.summary(rollout_id)
         status = STATUS[summary.stage]
         return Started(
@@ -247,7 +242,7 @@ class Service(Reader):
     async def _all_ended(self) -> None:
         for rollout_id in self._runner.open_ids:
             try:
-                await self._runner.wait(rollout_id)
+                await self._runner.over(rollout_id)
             except StoreError:
                 continue
 

@@ -15,6 +15,7 @@ from anyio.abc import TaskGroup
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from rollcage.api.writing import on_one_line
 from rollcage.errors import RollcageError
 from rollcage.events import AgentStarted, Ended
 from rollcage.gateway.live import Delta
@@ -119,7 +120,7 @@ class EventStream(_Stream):
 
     async def _hear(self, put: Put, live: Live) -> None:
         async for delta in await live():
-            await put(frame("delta", delta.model_dump_json(exclude_defaults=True).encode()))
+            await put(frame("delta", on_one_line(delta.model_dump_json(exclude_defaults=True).encode())))
 
 
 def frame(event: str, data: bytes, *, seq: int | None = None) -> bytes:
