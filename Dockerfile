@@ -9,14 +9,14 @@ FROM python:3.11-slim-bookworm AS built
 RUN apt-get update && apt-get install -y --no-install-recommends npm
 
 WORKDIR /build
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
 # In a folder of its own: boxes show /usr, and have no business with the server's packages.
-RUN python -m venv /opt/rollcage && /opt/rollcage/bin/pip install --no-cache-dir '.[server]'
+RUN python -m venv /opt/rollcage && /opt/rollcage/bin/pip install --no-cache-dir '.[openenv]' ./src/opencode_env
 
 # The agent, for processors with AVX2 and for those without.
 RUN /opt/rollcage/bin/python -c "import anyio, pathlib, platform; \
-from rollcage.agents.opencode_package import fetch, package_for; \
+from rollcage.agents.opencode.package import fetch, package_for; \
 [anyio.run(fetch, package_for(platform.machine(), flags), pathlib.Path('/opt/agent')) for flags in (['avx2'], [])]"
 
 

@@ -1,20 +1,25 @@
 # make demo    one real rollout with a scripted model; sets everything up first
+# make quick   lint, types and a part of the tests, in about a minute
 # make test    lint, types and the whole suite (CI=true runs the slow tests too)
 SHELL := bash
 RUN := .venv/bin/
 CODE := src tests bench scripts
 
-.PHONY: help setup develop demo test lint format bench clean
+.PHONY: help setup develop demo quick test lint format build bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     set up what is missing and run one rollout with a scripted model"
-	@echo "make test     set up what is missing and run lint, types and tests"
-	@echo "make setup    set up only; make develop: with what the tests need"
+	@echo "make quick    lint, types and the tests named in tests/quick.txt: about a minute"
+	@echo "make test     set up what is missing and run lint, types and all tests (CI=true: the slow ones too)"
 	@echo "make lint     lint and types only"
 	@echo "make format   put the code into shape"
+	@echo "make setup    set up only what rollouts need"
+	@echo "make develop  set up what the tests need too"
+	@echo "make build    build the two wheels into dist/"
 	@echo "make bench    measure rollouts and boxes on this machine"
 	@echo "make clean    remove the virtual environment and caches (not the rollouts)"
+	@echo "make help     this list"
 
 setup:
 	@scripts/setup.sh
@@ -23,7 +28,7 @@ develop:
 	@scripts/setup.sh dev
 
 demo: setup
-	@$(RUN)rollcage run examples/paginate.toml
+	@$(RUN)rollcage demo
 
 lint: develop
 	@$(RUN)ruff check $(CODE)
@@ -34,10 +39,16 @@ format: develop
 	@$(RUN)ruff check --fix --quiet $(CODE)
 	@$(RUN)ruff format --quiet $(CODE)
 
-# Most tests wait for something: a few files at a time take half as long.
+quick: lint
+	@$(RUN)pytest -q -n 3 --dist loadfile -m "not slow" @tests/quick.txt
+
+# Most tests wait for something: a few files at a time take half as long. In CI, what fails gets a second chance.
 test: lint
 	@scripts/browser.sh
-	@$(RUN)pytest -q -n 3 --dist loadfile $(if $(filter true 1,$(CI)),,-m "not slow")
+	@$(RUN)$(if $(filter true 1,$(CI)),python scripts/run_tests.py,pytest -m "not slow") -q -n 3 --dist loadfile
+
+build: setup
+	@$(RUN)pip wheel --quiet --no-deps --wheel-dir dist . ./src/opencode_env
 
 bench: develop
 	@$(RUN)python bench/rollout.py

@@ -21,18 +21,18 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import anyio
-from rollout import TASK, scripted_model
 
-from rollcage.agents.opencode import OpenCode
+from rollcage.agents.opencode.agent import OpenCode
 from rollcage.events import StageStarted, TurnEnded
 from rollcage.gateway import Gateway
-from rollcage.runner import Backends, Runner
+from rollcage.runner import Registry, Runner
 from rollcage.sandboxes.base import Provider
-from rollcage.sandboxes.local import LocalProvider
+from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.sandboxes.pool import Pool
 from rollcage.settings import Settings
 from rollcage.store import Store
 from rollcage.types import AgentSpec, Endpoint, Job, SandboxSpec
+from rollout import TASK, scripted_model
 
 WAYS = ("run", "serve", "warm")
 
@@ -89,14 +89,14 @@ async def measure(way: str, endpoint: Endpoint, store: Store, usage: Usage) -> d
             boxes = pool
         else:
             async with boxes.open(SandboxSpec(), agent.layers()):
-                pass  # the keeper is up
-        backends = Backends({"local": boxes}, {"opencode": agent}, gateway)
+                pass  # the fork server is up
+        backends = Registry({"local": boxes}, {"opencode": agent}, gateway)
         runner = await stack.enter_async_context(Runner.open(store, backends))
         job = Job(task=TASK, model=endpoint, agent=AgentSpec(driver="" if way == "warm" else way))
         asked = usage.look()
         rollout = await runner.wait(await runner.start(job))
         after = usage.look()
-        assert rollout.reward is not None and rollout.reward.total == 1, rollout.error
+        assert rollout.reward == 1, rollout.error
     entries = await store.read(rollout.id)
     began = next(entry.time for entry in entries if isinstance(entry.event, StageStarted))
     first = next(entry.event.turn.started_at for entry in entries if isinstance(entry.event, TurnEnded))

@@ -27,8 +27,8 @@ from typing import Any
 
 import anyio
 
-from rollcage.fleet import FleetMCPTools, RemoteEnvironment, open
-from rollcage.testing import FleetRuntime
+from rollcage.environments.fleet import FleetMCPTools, RemoteEnvironment, open
+from rollcage.simulators import FleetRuntime
 
 # This file has the name of Fleet's SDK, and Python looks beside it first.
 sys.path[:] = [path for path in sys.path if path != str(Path(__file__).resolve().parent)]
@@ -57,8 +57,9 @@ def best(rows: list[Row]) -> Row:
 
 async def session_per_call(url: str, key: str) -> None:
     """As the published sketch does it, with the `mcp` package's own client."""
-    from mcp import ClientSession
     from mcp.client.streamable_http import streamablehttp_client
+
+    from mcp import ClientSession
 
     async with (
         streamablehttp_client(url, headers={"Authorization": f"Bearer {key}"}) as (reading, writing, _),

@@ -195,9 +195,10 @@ def answers(port: int) -> None:
 
 
 async def serve(upstream: str, folder: str) -> None:
-    """The gateway as it really runs, its turns going into a real log."""
+    """The gateway as it runs in a server, its turns going into a real log."""
     from rollcage.events import Queued, TurnEnded
     from rollcage.gateway import Gateway
+    from rollcage.interpreter import tuned_for_streams
     from rollcage.store import Store
     from rollcage.types import Endpoint, Job, Limits, Task, Turn
 
@@ -205,6 +206,7 @@ async def serve(upstream: str, folder: str) -> None:
     job = Job(task=Task(instruction="bench"), model=endpoint)
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(Store.open(Path(folder) / "log.sqlite"))
+        stack.enter_context(tuned_for_streams())
         gateway = await stack.enter_async_context(Gateway.open())
         ports, keys = [], []
         for number in range(LEASES):

@@ -1,4 +1,4 @@
-"""What a cage costs: a whole rollout beside the naked agent, and boxes beside plain processes, in one run.
+"""What isolation costs: a whole rollout beside the naked agent, and boxes beside plain processes, in one run.
 
     python bench/rollout.py [--json] [--quick]
 
@@ -25,11 +25,12 @@ from typing import Any
 import anyio
 from pydantic import SecretStr
 
-from rollcage.agents.opencode import BINARY, OpenCode, config_of, environment_of
+from rollcage.agents.opencode.agent import OpenCode
+from rollcage.agents.opencode.config import BINARY, config_of, environment_of
 from rollcage.gateway import Gateway
-from rollcage.runner import Backends, Runner
+from rollcage.runner import Registry, Runner
 from rollcage.sandboxes.base import run
-from rollcage.sandboxes.local import LocalProvider
+from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.settings import Settings
 from rollcage.store import Store
 from rollcage.types import HOME, AgentSpec, Endpoint, Job, SandboxSpec, ScriptedCall, ScriptedTurn, Task
@@ -47,7 +48,7 @@ TASK = Task(instruction="Write hello to hello.txt and read it back.", verify=("g
 
 SERVER = """
 import sys, anyio
-from rollcage.testing import ScriptedModel
+from rollcage.simulators import ScriptedModel
 from bench_script import SCRIPT
 async def main():
     async with ScriptedModel() as model:
@@ -107,7 +108,7 @@ async def naked(layer: Path, endpoint: Endpoint) -> None:
 async def caged(runner: Runner, endpoint: Endpoint) -> None:
     """A whole rollout."""
     rollout = await runner.wait(await runner.start(Job(task=TASK, model=endpoint)))
-    assert rollout.reward is not None and rollout.reward.total == 1, rollout.error
+    assert rollout.reward == 1, rollout.error
 
 
 async def cost(work: Callable[[], Coroutine[Any, Any, None]], at_once: int = 1) -> tuple[float, float]:
@@ -211,7 +212,7 @@ async def measure(quick: bool) -> dict[str, object]:
         ):
             layers = list(agent.layers())
             layer = await provider.layers.ensure(layers[0])
-            backends = Backends(providers={"local": provider}, agents={"opencode": agent}, gateway=gateway)
+            backends = Registry(providers={"local": provider}, agents={"opencode": agent}, gateway=gateway)
             result: dict[str, object] = {}
             result |= await boxes(provider, list(layers), 10 if quick else 30)
             result["growth"] = await growth(provider, list(layers), [1, 10] if quick else [1, 10, 50, 100, 200])

@@ -3,7 +3,8 @@
     python bench/sandboxes.py [--json] [--quick]
 
 A box beside a plain subprocess; a connection through the stdio relay beside the listener that needs none; a box from
-the warm pool, with the agent's server running in it, beside one that is opened and started when it is asked for.
+the warm pool, with the agent's server running in it, beside one that is opened and started when it is asked for; a box
+of the base system, and the agent in it, beside one of the machine's own.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from socket import socket
 
 import anyio
 
-from rollcage.agents.opencode import OpenCode
-from rollcage.layers import Layer
+from rollcage.agents.opencode.agent import OpenCode
 from rollcage.sandboxes.base import Sandbox, run
 from rollcage.sandboxes.conformance.peers import Peer, serve
-from rollcage.sandboxes.local import LocalProvider
+from rollcage.sandboxes.layers import Layer
+from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.sandboxes.pool import Pool
 from rollcage.sandboxes.relay import relayed
 from rollcage.settings import Settings
-from rollcage.types import SandboxSpec
+from rollcage.types import BASE, SandboxSpec, System
 
 AT_ONCE = 8
 PORT = 7000
@@ -249,6 +250,33 @@ async def pool(provider: LocalProvider, agent: OpenCode, rounds: int) -> Result:
     }
 
 
+async def base(provider: LocalProvider, agent: OpenCode, rounds: int) -> Result:
+    """Opening a box, and starting the agent's server in it: in the base system beside the machine's own."""
+    if not provider.images.has(BASE):
+        print("no base system here: rollcage setup --base makes it")
+        return {}
+    systems: tuple[System, ...] = ("host", "base")
+    times: dict[str, list[float]] = {f"{system}_{what}": [] for system in systems for what in ("open", "agent")}
+    layers = agent.layers()
+    for number in range(10 * rounds):
+        for system in systems if number % 2 else reversed(systems):
+            started = time.perf_counter()
+            async with provider.open(SandboxSpec(system=system), layers):
+                times[f"{system}_open"].append(time.perf_counter() - started)
+    for number in range(rounds):
+        for system in systems if number % 2 else reversed(systems):
+            async with provider.open(SandboxSpec(system=system), layers) as box, anyio.create_task_group() as tasks:
+                started = time.perf_counter()
+                await tasks.start(agent.warm, box)
+                times[f"{system}_agent"].append(time.perf_counter() - started)
+                tasks.cancel_scope.cancel()
+    result = {f"{name}_ms": statistics.median(values) * 1000 for name, values in times.items()}
+    for what in ("open", "agent"):
+        pairs = zip(times[f"base_{what}"], times[f"host_{what}"], strict=True)
+        result[f"base_{what}_ratio"] = statistics.median(a / b for a, b in pairs)
+    return result
+
+
 async def measure(quick: bool) -> dict[str, Result]:
     """Everything, part by part."""
     settings = Settings.from_environ(os.environ)
@@ -263,6 +291,7 @@ async def measure(quick: bool) -> dict[str, Result]:
             "memory": await memory(provider, layers, 20 if quick else 200, 1 if quick else 3),
             "relay": await relay(provider, 1 if quick else 5, (16 if quick else 128) << 20),
             "pool": await pool(provider, agent, 1 if quick else 5),
+            "base": await base(provider, agent, 3 if quick else 15),
         }
 
 
@@ -272,6 +301,8 @@ GOALS = {
     "idle_box_mb": "<= 2",
     "relay_down_mb_s": ">= 50",
     "relay_up_mb_s": ">= 50",
+    "base_open_ratio": "<= 1.2",
+    "base_agent_ratio": "<= 1.05",
 }
 
 

@@ -27,7 +27,7 @@ import anyio
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
-from rollcage.events import AgentSaid, Ended, Queued
+from rollcage.events import AgentEmitted, Ended, Queued
 from rollcage.runner import Owners
 from rollcage.store import Store
 from rollcage.types import Endpoint, Job, Outcome, Task
@@ -237,7 +237,7 @@ async def events_per_s(address: str, home: Path, followers: int, events: int) ->
 
             async def say(number: int) -> None:
                 text = {"type": "text", "part": {"id": f"p{number}", "text": "words " * 20}}
-                await store.append("bench", AgentSaid(data=text))
+                await store.append("bench", AgentEmitted(raw=text))
 
             async with anyio.create_task_group() as tasks:
                 for _ in range(followers):
@@ -248,7 +248,7 @@ async def events_per_s(address: str, home: Path, followers: int, events: int) ->
                     async with anyio.create_task_group() as some:
                         for number in range(10):
                             some.start_soon(say, number)
-                await store.append("bench", Ended(outcome=Outcome.SUCCEEDED))
+                await store.append("bench", Ended(outcome=Outcome.FINISHED))
             live = (sum(counts) - followers) / (time.perf_counter() - began)
             assert set(counts) == {events // 10 * 10 + 2}, set(counts)
             counts.clear()

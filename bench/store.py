@@ -21,7 +21,7 @@ from typing import Any
 
 import anyio
 
-from rollcage.events import AgentSaid, Queued, TurnEnded
+from rollcage.events import AgentEmitted, Queued, TurnEnded
 from rollcage.store import Store
 from rollcage.types import Alternative, Endpoint, Job, Task, Token, Turn
 
@@ -89,7 +89,7 @@ async def appends(folder: Path, writers: int, seconds: float) -> float:
         async def write(rollout_id: str) -> None:
             nonlocal done
             while time.perf_counter() - start < seconds:
-                await store.append(rollout_id, AgentSaid(data={"type": "text", "text": "some words", "n": done}))
+                await store.append(rollout_id, AgentEmitted(raw={"type": "text", "text": "some words", "n": done}))
                 done += 1
 
         async with anyio.create_task_group() as tasks:

@@ -1,6 +1,6 @@
-"""Trains the merges of rollcage.testing.tokenizer on the project's own text and on text made up here.
+"""Trains the merges of rollcage.simulators.scripted.tokenizer on the project's own text and on text made up here.
 
-Usage: python bench/train_tokenizer.py [merges] > src/rollcage/testing/merges.txt
+Usage: python bench/train_tokenizer.py [merges] > src/rollcage/simulators/scripted/merges.txt
 New merges change every id, so a new file is a new tokenizer: retrain only for a reason.
 """
 
@@ -13,7 +13,7 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from rollcage.testing.tokenizer import Pair, split_words
+from rollcage.simulators.scripted.tokenizer import Pair, split_words
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -13,9 +13,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from web_examples import documents  # noqa: E402
 
-from browser import chromium, home_beside, tab  # noqa: E402
 from rollcage.settings import Settings  # noqa: E402
-from served import served  # noqa: E402
+from support.browser import chromium, home_beside, tab  # noqa: E402
+from support.served import served  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 SIZES = {"desktop": (1280, 860), "phone": (390, 844)}

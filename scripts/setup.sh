@@ -62,16 +62,20 @@ virtual_environment() {
 }
 
 packages() {
-  local stamp want extra=${1:+[$1]}
+  local stamp want what=(--editable .)
+  # opencode_env is a distribution of its own, and brings OpenEnv: half a gigabyte that a rollout does not need.
+  if [ -n "${1:-}" ]; then
+    what=(--editable ".[$1]" --editable ./src/opencode_env)
+  fi
   stamp=.venv/setup${1:+-$1}.stamp
   # A checkout that was moved needs its packages again: the environment's scripts name their folder.
-  want="$(sha256sum <pyproject.toml) $("$bin/python" --version) $PWD"
+  want="$(cat pyproject.toml src/opencode_env/pyproject.toml | sha256sum) $("$bin/python" --version) $PWD"
   if [ -x "$bin/rollcage" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$want" ]; then
     return
   fi
   say "installing Python packages"
   quietly env PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_INPUT=1 \
-    "$bin/python" -m pip install --quiet --editable ".$extra"
+    "$bin/python" -m pip install --quiet "${what[@]}"
   printf '%s\n' "$want" | tee .venv/setup.stamp >"$stamp"
 }
 
@@ -80,7 +84,8 @@ system_parts() {
   command -v bwrap >/dev/null || missing+=(bubblewrap)
   command -v rg >/dev/null || missing+=(ripgrep)
   command -v git >/dev/null || missing+=(git)
-  if ! command -v npm >/dev/null && ! "$bin/rollcage" setup --check >/dev/null 2>&1; then
+  # Without npm the agent is fetched from the registry that is set; without either there is none to ask.
+  if ! command -v npm >/dev/null && [ -z "${NPM_CONFIG_REGISTRY:-}" ] && ! "$bin/rollcage" setup --check >/dev/null 2>&1; then
     missing+=(npm)
   fi
   if [ "${#missing[@]}" -gt 0 ]; then

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from rollcage.simulators.fleet.task import desk_task
 from rollcage.tasks import load
-from rollcage.testing.fleet_runtime.task import desk_task
 from rollcage.types import Task
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGET = ROOT / "src/rollcage/server/static/examples.json"
+TARGET = ROOT / "src/rollcage/server/web/examples.json"
 SAYS = {
     "paginate": "Find and fix a fault in a small package, with hidden tests.",
     "wordcount": "Write a small program from a description.",
@@ -40,6 +40,9 @@ def request_of(task: Task) -> dict[str, object]:
         "verify": list(task.verify),
         "tests": task.tests,
         "test_script": task.test_script,
+        "checks": [check.model_dump(mode="json", exclude_defaults=True) for check in task.checks],
+        "restore": task.restore,
+        "isolate": task.isolate,
         "verify_in": "" if task.verify_in == "box" else task.verify_in,
         "verifier": task.verifier,
         "environment_seed": task.environment_seed,

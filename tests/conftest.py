@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-from playing import Play
-from rollcage.agents.base import Agent
-from rollcage.agents.opencode import OpenCode
-from rollcage.agents.shell import Shell
-from rollcage.events import Rollout
-from rollcage.gateway import Gateway
-from rollcage.runner import Backends, Runner
-from rollcage.sandboxes.local import LocalProvider
-from rollcage.settings import Settings
-from rollcage.store import Store
-from rollcage.testing import ScriptedModel
-from rollcage.types import AgentSpec, Endpoint, Job, SandboxSpec, ScriptedTurn, Task
+# Fetched by the fixtures that need it: most tests use few of these, and each is collected in every process.
+if TYPE_CHECKING:
+    from rollcage.agents.base import Agent
+    from rollcage.events import Rollout
+    from rollcage.runner import Registry, Runner
+    from rollcage.simulators import ScriptedModel
+    from rollcage.store import Store
+    from rollcage.types import AgentSpec, Endpoint, SandboxSpec, ScriptedTurn, Task
+    from support.playing import Play
 
 # Whoever started the tests in the background may have had them ignore Ctrl-C or hang-ups; children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# How fast examples are made says only how busy the machine is. The build server tries the same ones in every run: a
-# change is refused for what it did. Everywhere else they are new ones each time.
-in_ci = os.environ.get("CI") in ("true", "1")
-settings.register_profile("steady", deadline=None, derandomize=in_ci, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("steady")
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """No report of a library that no test used: it would be loaded for that, which takes a second."""
+    if "hypothesis" not in sys.modules:
+        session.config.pluginmanager.unregister(name="hypothesispytest")
 
 
 @pytest.fixture(scope="session")
@@ -43,38 +41,62 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def state_dir() -> Path:
     """The machine's own state folder: layers are content-addressed and built once, here as for users."""
+    from rollcage.settings import Settings
+
     return Settings.from_environ(os.environ).home
 
 
 @pytest.fixture
 async def model() -> AsyncIterator[ScriptedModel]:
+    from rollcage.simulators import ScriptedModel
+
     async with ScriptedModel() as scripted:
         yield scripted
 
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    from rollcage.store import Store
+
     async with Store.open(tmp_path / "rollouts.db") as opened:
         yield opened
 
 
 @pytest.fixture
-async def backends(state_dir: Path) -> AsyncIterator[Backends]:
+async def backends(state_dir: Path, tmp_path: Path) -> AsyncIterator[Registry]:
+    from rollcage.agents.mini import Mini
+    from rollcage.agents.nop import Nop
+    from rollcage.agents.opencode.agent import OpenCode
+    from rollcage.agents.oracle import Oracle
+    from rollcage.agents.shell import Shell
+    from rollcage.agents.stored import StoredWork
+    from rollcage.gateway import Gateway
+    from rollcage.runner import Registry
+    from rollcage.sandboxes.local.provider import LocalProvider
+    from rollcage.store.work import WorkStore
+
     async with AsyncExitStack() as stack:
+        work = WorkStore(tmp_path / "work", 4 << 20)
         gateway = await stack.enter_async_context(Gateway.open())
         provider = await stack.enter_async_context(LocalProvider(state_dir))
-        agents: dict[str, Agent] = {"opencode": OpenCode(state_dir / "cache"), "shell": Shell()}
-        yield Backends(providers={"local": provider}, agents=agents, gateway=gateway)
+        mine: list[Agent] = [Nop(), Oracle(), StoredWork(work.get)]
+        known: list[Agent] = [OpenCode(state_dir / "cache"), Mini(), Shell(), *mine]
+        agents = {agent.name: agent for agent in known}
+        yield Registry(providers={"local": provider}, agents=agents, gateway=gateway, work=work)
 
 
 @pytest.fixture
-async def runner(store: Store, backends: Backends) -> AsyncIterator[Runner]:
+async def runner(store: Store, backends: Registry) -> AsyncIterator[Runner]:
+    from rollcage.runner import Runner
+
     async with Runner.open(store, backends) as opened:
         yield opened
 
 
 @pytest.fixture
 def play(runner: Runner, model: ScriptedModel) -> Play:
+    from rollcage.types import AgentSpec, Job, SandboxSpec
+
     async def play(
         task: Task,
         *,

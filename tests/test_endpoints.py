@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rollcage.cli.request import as_option
 from rollcage.endpoints import CATALOG, NEUTRAL_SCRIPT, EndpointRequest, opened, resolve
 from rollcage.errors import UsageError
 from rollcage.settings import Settings
@@ -26,8 +27,9 @@ def request(**fields: Any) -> EndpointRequest:
 def complaint(asked: EndpointRequest, told: Settings = NOTHING, task: Task | None = None) -> str:
     with pytest.raises(UsageError) as caught:
         resolve(asked, told, task)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    assert "\n" not in str(caught.value) and "--" not in str(caught.value), "Python has no options"
+    # Every name that is asserted below stands in one of the two: as Python has it, and as a command has it.
+    return f"{caught.value}; {caught.value.told(as_option)}"
 
 
 def test_vllm_has_a_key_a_model_and_thinking_off_by_default_but_no_address() -> None:
@@ -122,11 +124,19 @@ def test_arguments_that_mean_different_kinds_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("thinking", "disable", "want"),
-    [(None, None, False), (True, None, True), (False, None, False), (None, True, False), (None, False, True)],
+    [(None, None, False), (True, None, True), (False, None, False), (None, True, False), (None, False, None)],
 )
-def test_thinking_in_both_shapes(thinking: bool | None, disable: bool | None, want: bool) -> None:
+def test_thinking_in_both_shapes(thinking: bool | None, disable: bool | None, want: bool | None) -> None:
     asked = request(endpoint="vllm", base_url="http://h", thinking=thinking, disable_thinking=disable)
     assert resolve(asked, NOTHING).sampling.thinking is want
+
+
+@pytest.mark.parametrize("named", [{"model_key": "vllm://m", "vllm_url": "http://h"}, {"model_key": "hf-router://m:p"}])
+def test_with_a_model_key_thinking_is_off_unless_asked_for(named: dict[str, str]) -> None:
+    given = {**named, "hf_token": "t"} if "hf-router" in named["model_key"] else named
+    assert resolve(request(**given), NOTHING).sampling.thinking is False
+    assert resolve(request(**given, thinking=True), NOTHING).sampling.thinking is True
+    assert resolve(request(**given, disable_thinking=False), NOTHING).sampling.thinking is None
 
 
 def test_thinking_that_contradicts_itself_is_refused() -> None:
@@ -138,6 +148,11 @@ def test_sampling_goes_along() -> None:
     asked = request(endpoint="vllm", base_url="http://h", temperature=0.5, seed=7, top_logprobs=0, extra_body={"a": 1})
     found = resolve(asked, NOTHING).sampling
     assert (found.temperature, found.seed, found.top_logprobs, found.extra_body) == (0.5, 7, 0, {"a": 1})
+    assert (found.history, found.keep_reasoning) == ("as_sent", True)
+    exact = resolve(
+        request(endpoint="vllm", base_url="http://h", history="exact", keep_reasoning=False), NOTHING
+    ).sampling
+    assert (exact.history, exact.keep_reasoning) == ("exact", False)
 
 
 @pytest.mark.parametrize(("typo", "meant"), [("vlm", "vllm"), ("open-ai", "openai"), ("scriptd", "scripted")])

@@ -7,8 +7,8 @@ import pytest
 from rollcage.events import (
     EVENT,
     AbortRequested,
+    AgentEmitted,
     AgentEnded,
-    AgentSaid,
     AgentStarted,
     BoxOpened,
     CommandEnded,
@@ -17,12 +17,12 @@ from rollcage.events import (
     Entry,
     Event,
     FilesCollected,
-    Noticed,
     Queued,
     Rollout,
     Scored,
     StageEnded,
     StageStarted,
+    Suspicion,
     TurnEnded,
 )
 from rollcage.types import CommandResult, Endpoint, Job, Outcome, Reward, Stage, Task, Token, Turn
@@ -57,7 +57,7 @@ def test_the_stage_is_the_one_that_started_last() -> None:
 def test_timings_are_the_seconds_of_each_stage_and_at_the_end_of_all() -> None:
     stages = [StageEnded(stage=Stage.SETUP, seconds=1.5), StageEnded(stage=Stage.AGENT, seconds=2.5)]
     assert folded(*stages).timings == {"setup": 1.5, "agent": 2.5}
-    assert folded(*stages, Ended(outcome=Outcome.SUCCEEDED)).timings == {"setup": 1.5, "agent": 2.5, "total": 3.0}
+    assert folded(*stages, Ended(outcome=Outcome.FINISHED)).timings == {"setup": 1.5, "agent": 2.5, "total": 3.0}
 
 
 def test_the_first_box_is_the_rollouts_box() -> None:
@@ -80,25 +80,25 @@ def test_commands_are_kept_by_their_stage() -> None:
 def test_what_the_agent_said_and_how_it_ended_is_kept() -> None:
     rollout = folded(
         AgentStarted(agent="opencode", version="1"),
-        AgentSaid(data={"n": 1}),
-        AgentSaid(data={"n": 2}),
+        AgentEmitted(raw={"n": 1}),
+        AgentEmitted(raw={"n": 2}),
         AgentEnded(exit_code=3, error="no", log_tail="bye"),
     )
-    assert rollout.said == ({"n": 1}, {"n": 2})
-    assert (rollout.agent_exit_code, rollout.agent_error, rollout.agent_log_tail) == (3, "no", "bye")
+    assert rollout.agent_raw == [{"n": 1}, {"n": 2}]
+    assert (rollout.agent_exit_code, rollout.agent_error, rollout.agent_stderr_tail) == (3, "no", "bye")
 
 
-def test_turns_notices_files_and_an_abort_are_kept() -> None:
+def test_turns_suspicions_files_and_an_abort_are_kept() -> None:
     turns = [Turn(index=index, request={}, tokens=(Token("a", 1, -0.5),)) for index in range(2)]
-    noticed = Noticed(what="a planted conftest", paths=("/x",))
+    suspicion = Suspicion(what="a planted conftest", paths=("/x",))
     rollout = folded(
         *(TurnEnded(turn=turn) for turn in turns),
-        noticed,
+        suspicion,
         FilesCollected(files={"a": "b"}, extra=("big",)),
         AbortRequested(reason="enough"),
     )
     assert rollout.turns == tuple(turns)
-    assert (rollout.noticed, rollout.files, rollout.files_extra) == ((noticed,), {"a": "b"}, ("big",))
+    assert (rollout.suspicions, rollout.files, rollout.files_extra) == ((suspicion,), {"a": "b"}, ("big",))
     assert rollout.abort_requested and not rollout.ended
 
 
@@ -106,19 +106,20 @@ def test_turns_notices_files_and_an_abort_are_kept() -> None:
 def test_only_a_scored_outcome_keeps_its_reward(outcome: Outcome) -> None:
     reward = Reward(total=1.0, parts={"a": 1.0})
     rollout = folded(Scored(reward=reward), Ended(outcome=outcome, error="E: x", error_code="x"))
-    scored = outcome in ("succeeded", "agent_timeout", "agent_failed", "limit_reached")
-    assert rollout.reward == (reward if scored else None)
+    scored = outcome in ("finished", "agent_timeout", "agent_failed", "limit_reached")
+    assert rollout.score == (reward if scored else None)
+    assert (rollout.reward, rollout.reward_parts) == ((1.0, {"a": 1.0}) if scored else (None, {}))
     assert rollout.ended and rollout.stage is Stage.ENDED
     assert (rollout.outcome, rollout.error, rollout.error_code, rollout.ended_at) == (outcome, "E: x", "x", 102.0)
 
 
 def test_a_rollout_that_was_not_scored_has_no_reward_and_not_zero() -> None:
-    assert folded(Ended(outcome=Outcome.SUCCEEDED)).reward is None
-    assert folded(Scored(reward=Reward(total=0.0)), Ended(outcome=Outcome.SUCCEEDED)).reward == Reward(total=0.0)
+    assert folded(Ended(outcome=Outcome.FINISHED)).reward is None
+    assert folded(Scored(reward=Reward(total=0.0)), Ended(outcome=Outcome.FINISHED)).reward == 0.0
 
 
 def test_a_fold_is_a_value_like_any_other() -> None:
-    rollout = folded(TurnEnded(turn=Turn(index=0, request={"a": 1})), Ended(outcome=Outcome.SUCCEEDED))
+    rollout = folded(TurnEnded(turn=Turn(index=0, request={"a": 1})), Ended(outcome=Outcome.FINISHED))
     assert Rollout.model_validate_json(rollout.model_dump_json()) == rollout
 
 

@@ -16,7 +16,7 @@ from anyio.abc import TaskStatus
 from anyio.from_thread import BlockingPortal
 
 if TYPE_CHECKING:
-    from rollcage.agents.opencode import OpenCode
+    from rollcage.agents.opencode.agent import OpenCode
     from rollcage.gateway import Gateway
     from rollcage.server.service import Service
     from rollcage.settings import Settings
@@ -26,10 +26,10 @@ T = TypeVar("T")
 log = logging.getLogger("opencode_env")
 
 _lock = threading.Lock()
-_loops: dict[int, Loop] = {}
+_loops: dict[int, LoopThread] = {}
 
 
-class Loop:
+class LoopThread:
     """What all sessions of a process share."""
 
     portal: BlockingPortal
@@ -103,12 +103,12 @@ class Loop:
             self._started.set()
 
     async def _serve(self) -> None:
-        from rollcage.agents.opencode import OpenCode
+        from rollcage.agents.opencode.agent import OpenCode
         from rollcage.gateway import Gateway
         from rollcage.settings import Settings
 
-        self.settings = Settings.from_environ(os.environ)
-        self.agent = OpenCode(self.settings.cache_dir)
+        self.settings = Settings.from_environ()
+        self.agent = OpenCode(self.settings.cache_dir, self.settings.npm_registry)
         async with AsyncExitStack() as self.stack:
             self.gateway = await self.stack.enter_async_context(Gateway.open())
             async with anyio.create_task_group() as self._tasks:
@@ -123,9 +123,9 @@ def _nothing() -> None:
     """Ends nothing."""
 
 
-def loop() -> Loop:
+def loop() -> LoopThread:
     """The loop of this process, started when it is first asked for."""
     with _lock:
         if os.getpid() not in _loops:
-            _loops[os.getpid()] = Loop()
+            _loops[os.getpid()] = LoopThread()
         return _loops[os.getpid()]

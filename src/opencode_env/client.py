@@ -11,7 +11,7 @@ from openenv.core.env_server.types import Observation
 from openenv.core.mcp_client import MCPToolClient
 
 from opencode_env.models import OpenCodeState, RolloutArguments, RolloutResult
-from rollcage.api.views import Aborted, EventPage, Messages, RolloutState, Started
+from rollcage.schema.views import Aborted, EventPage, Messages, RolloutState, Started
 from rollcage.types import Value
 
 V = TypeVar("V", bound=Value)
@@ -83,7 +83,7 @@ class OpenCodeEnv(MCPToolClient):
         return await self._ask(Aborted, "abort_rollout", rollout_id=rollout_id)
 
     async def finalize_rollout(self, rollout_id: str, wait_s: float = 300) -> RolloutResult:
-        """Wait for the end of a rollout; `outcome` is null where it still runs."""
+        """Wait for the end of a rollout; `outcome` is None where it still runs."""
         return await self._ask(RolloutResult, "finalize_rollout", rollout_id=rollout_id, wait_s=wait_s)
 
     async def call_tool(self, name: str, **kwargs: Any) -> Any:

@@ -73,7 +73,7 @@ class OpenCodeConfig(BaseModel):
         """The ceiling on the tokens of one answer; 0 means none."""
         return self.max_tokens_cap or self.proxy_max_tokens_cap or 0
 
-    def endpoint(self, seed: int | None = None) -> Endpoint:
+    def endpoint(self) -> Endpoint:
         """The model."""
         first, _, rest = self.model.partition("/")
         thinking = False if self.disable_thinking or self.proxy_disable_thinking else None
@@ -82,7 +82,7 @@ class OpenCodeConfig(BaseModel):
             base_url=base if base.endswith("/v1") else f"{base}/v1",
             model=rest if rest and first in _PREFIXES else self.model,
             key=SecretStr(self.api_key),
-            sampling=Sampling(top_logprobs=self.proxy_top_logprobs, thinking=thinking, seed=seed),
+            sampling=Sampling(top_logprobs=self.proxy_top_logprobs, thinking=thinking),
         )
 
     def agent(self, driver: str) -> AgentSpec:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from typing import Any, Literal
 
 import anyio
@@ -28,16 +30,18 @@ from openenv.core.harness import (
 
 from opencode_env._loop import loop
 from opencode_env.config import OpenCodeConfig
-from opencode_env.places import ForeignPlace, Place, open_place
+from opencode_env.paths import AGENT_LOG, INSTRUCTION_PATH, PROXY_LOG
 from opencode_env.sandbox.base import SandboxBackend, SandboxHandle
-from opencode_env.sandbox.boxes import BoxBackend
-from opencode_env.sandbox.foreign import follows
+from opencode_env.sandbox.boxes import BoxHandle, backend_of
+from opencode_env.serve_client import ServeClient
 from opencode_env.task import OpenCodeTask
 from opencode_env.traces import trace_entries, training_trace
-from rollcage.agents.opencode_transcript import messages_of, session_of
+from rollcage.agents.opencode.transcript import messages_of, session_of
 from rollcage.errors import SandboxError
-from rollcage.events import AgentEnded, AgentSaid, Event, TurnEnded
-from rollcage.run import Failure, work
+from rollcage.events import AgentEmitted, AgentEnded, Event, Rollout, TurnEnded
+from rollcage.rollout.run import Failure, RolloutDeps, set_up, work
+from rollcage.sandboxes.base import Provider
+from rollcage.trajectory import Sequence, sequences
 from rollcage.types import HOME, Job, JsonObject, Limits, Sampling, Task, Turn
 
 Mode = Literal["black_box", "transparent_proxy"]
@@ -57,20 +61,20 @@ class OpenCodeSession(ResourceSession):
     def __init__(
         self,
         *,
-        sandbox: SandboxHandle,
+        sandbox: BoxHandle,
         config: OpenCodeConfig,
         task: OpenCodeTask,
         verifier: Verifier | None = None,
         job: Job | None = None,
-        place: Place | None = None,
     ) -> None:
-        """Made by a factory, which gives `job` and `place`; without them `start_agent` takes `sandbox` as it is."""
+        """Made by a factory, which gives `job`; without it the session records no model calls."""
         self.sandbox, self.config, self.task = sandbox, config, task
-        self._job, self._place, self._verifier = job or _job(config, task), place, verifier
+        self._job, self._verifier = job or _job(config, task), verifier
         self._log: list[Event] = []
         self._working: Future[None] | None = None
         self._scope: anyio.CancelScope | None = None
         self._verified: VerifyResult | None = None
+        self._known = threading.Event()
         self.error: str | None = None
         """What went wrong beyond the agent's exit code, in one line: no model could be reached, the box was lost."""
 
@@ -97,24 +101,24 @@ class OpenCodeSession(ResourceSession):
     def close(self) -> None:
         """End the agent and the box. What was recorded stays."""
         self.abort()
-        (self._place.close if self._place else self.sandbox.kill)()
+        self.sandbox.kill()
 
     def set_up(self) -> None:
         """The task's files and its setup commands; RuntimeError where one of them fails. Called by the factory."""
-        self.place.set_up(self._job, self._record)
-
-    @property
-    def place(self) -> Place:
-        """The box as rollcage knows it."""
-        if self._place is None:
-            self._place = ForeignPlace(self.sandbox, self.config, self.task)
-        return self._place
+        try:
+            loop().call(set_up, self._job, self.sandbox.box, self._record)
+        except Failure as failure:
+            raise RuntimeError(failure.ended.error) from failure
+        self.sandbox.write_text(INSTRUCTION_PATH, self.task.instruction)
 
     def start_agent(self) -> None:
-        """Let the agent begin; nothing happens where it has already."""
-        if self._working is None:
-            place = self.place
-            self._working, self._scope = loop().portal.start_task(self._work, place)
+        """Let the agent begin; nothing happens where it has already. With `serve`, its session is there then."""
+        if self._working is not None:
+            return
+        self._working, self._scope = loop().portal.start_task(self._work)
+        self._working.add_done_callback(lambda _: self._known.set())
+        if self.driver == "serve":
+            self._known.wait()
 
     def wait_for_completion(self, timeout_s: float | None = None) -> int:
         """The agent's exit code; TimeoutError where it does not end in time, or used up its own."""
@@ -133,7 +137,7 @@ class OpenCodeSession(ResourceSession):
 
     def abort(self) -> bool:
         """Stop the agent: generation at once, then everything it started. Whether there was something to stop."""
-        if self._working is None or self._scope is None or self._working.done():
+        if self._working is None or self._scope is None or not self.running:
             return False
         loop().portal.call(self._scope.cancel)
         self._working.result()
@@ -153,6 +157,12 @@ class OpenCodeSession(ResourceSession):
             raise RuntimeError("black_box sessions record nothing to train on; use mode='transparent_proxy'")
         return training_trace(self.turns)
 
+    def sequences(self) -> list[Sequence]:
+        """The calls as the sequences that trainers take: those that continue each other are one."""
+        return sequences(
+            Rollout.model_construct(None, id=self.sandbox.sandbox_id, job=self._job, turns=tuple(self.turns))
+        )
+
     def list_messages(self) -> list[JsonObject]:
         """The agent's own transcript so far: `[{info, parts}]`."""
         return messages_of(self.said, self.task.instruction)
@@ -163,41 +173,65 @@ class OpenCodeSession(ResourceSession):
         return self._job.mode
 
     @property
+    def driver(self) -> Driver:
+        """How the agent is driven: `cli` runs it once, `serve` speaks to its own server."""
+        return "serve" if self._job.agent.driver == "serve" else "cli"
+
+    @property
+    def serve_client(self) -> ServeClient | None:
+        """What the agent's own server tells of its session; None with the driver `cli`."""
+        return ServeClient(self) if self.driver == "serve" else None
+
+    @property
     def serve_session_id(self) -> str | None:
         """The id of the agent's own session, once it has one."""
         return session_of(self.said) or None
 
     @property
+    def running(self) -> bool:
+        """Whether the agent is at work."""
+        return self._working is not None and not self._working.done()
+
+    @property
     def said(self) -> list[JsonObject]:
         """The agent's own events so far."""
-        return [event.data for event in list(self._log) if isinstance(event, AgentSaid)]
+        return [event.raw for event in list(self._log) if isinstance(event, AgentEmitted) and event.raw is not None]
 
     @property
     def turns(self) -> list[Turn]:
         """The model calls so far."""
         return [event.turn for event in list(self._log) if isinstance(event, TurnEnded)]
 
-    async def _work(self, place: Place, *, task_status: TaskStatus[anyio.CancelScope]) -> None:
+    async def _work(self, *, task_status: TaskStatus[anyio.CancelScope]) -> None:
+        on, box = loop(), self.sandbox.box
+        parts = RolloutDeps(provider=self.sandbox.provider, agent=on.agent, gateway=on.gateway)
         with anyio.CancelScope() as scope:
             task_status.started(scope)
             try:
                 seconds = self.config.agent_timeout_s
-                await work(self._job, place.parts, (place.box, None), self._record, seconds=seconds, name="")
+                await work(self._job, parts, (box, None), self._record, seconds=seconds, name="")
             except Failure as failure:
                 self.error = failure.ended.error
             except Exception as error:  # noqa: BLE001 - whatever breaks, the session says so
                 self.error = f"{type(error).__name__}: {error}"
-        with anyio.CancelScope(shield=True):
-            self.error = await place.settle() or self.error
+        # For verifiers that read them in the box, as published. A box that is lost has none.
+        broken = "".join(f"turn {turn.index}: {turn.error}\n" for turn in self.turns if turn.error)
+        with suppress(SandboxError):
+            await box.write(AGENT_LOG, self.fetch_trace().encode())
+            await box.write(PROXY_LOG, broken.encode("utf-8", "replace"))
 
     async def _record(self, event: Event) -> None:
         self._log.append(event)
+        if isinstance(event, AgentEmitted):
+            self._known.set()
 
 
 class OpenCodeHarnessAdapter(HarnessAdapter):
     """Lets OpenEnv's rollout functions drive our sessions: the agent's loop is its own, so it is waited for.
 
     A session's model is the one in its config: `model_step` is never called, and of `limits` nothing applies.
+    The tokens are one sequence as the model saw it: the prompt of its first turn, then everything after it. What the
+    model did not say there has logprob 0.0 and a 0 in `metrics["env_mask"]`, which TRL knows by that name.
     """
 
     def __init__(self, timeout_s: float | None = None) -> None:
@@ -207,7 +241,7 @@ class OpenCodeHarnessAdapter(HarnessAdapter):
     def run_white_box(
         self, model_step: ModelStep, session: ResourceSession, limits: HarnessRunLimits | None = None
     ) -> HarnessRolloutResult:
-        """Wait for the agent, and give back its tokens, call after call."""
+        """Wait for the agent, and give back its longest conversation as one sequence."""
         return self.run_black_box(session, limits)
 
     def run_black_box(self, session: ResourceSession, limits: HarnessRunLimits | None = None) -> HarnessRolloutResult:
@@ -223,11 +257,19 @@ class OpenCodeHarnessAdapter(HarnessAdapter):
             metrics["timed_out"] = True
         messages = session.initial_messages()
         result = HarnessRolloutResult(messages=messages, done=not metrics["timed_out"], metrics=metrics)
-        for turn in [] if session.mode == "black_box" else session.fetch_training_trace().turns:
-            result.prompt_ids += turn.prompt_token_ids
-            result.completion_ids += turn.completion_token_ids
-            result.logprobs += turn.per_token_logps
-            result.messages.append(turn.response["choices"][0]["message"])
+        turns = [] if session.mode == "black_box" else session.fetch_training_trace().turns
+        result.messages += [turn.response["choices"][0]["message"] for turn in turns]
+        if found := session.sequences():
+            # Of two that train as much, the later one.
+            longest = max(reversed(found), key=lambda each: each.trained_tokens)
+            row = longest.split()
+            result.prompt_ids, result.completion_ids = list(row.prompt_ids), list(row.response_ids)
+            result.logprobs = list(row.response_logprobs)
+            metrics |= {
+                "env_mask": list(row.response_mask),
+                "turns": len(turns),
+                "turns_in_sequence": len(longest.turns),
+            }
         return result
 
 
@@ -238,8 +280,8 @@ class OpenCodeSessionFactory(ResourceSessionFactory[OpenCodeSession]):
         self,
         *,
         config: OpenCodeConfig,
-        sandbox_backend: SandboxBackend,
-        mode: Mode = "black_box",
+        sandbox_backend: SandboxBackend | Provider,
+        mode: Mode | None = "black_box",
         verifier: Verifier | None = None,
         install_timeout_s: int = 240,
         setup_timeout_s: int = 300,
@@ -249,21 +291,17 @@ class OpenCodeSessionFactory(ResourceSessionFactory[OpenCodeSession]):
         sampling: Mapping[str, Any] | None = None,
     ) -> None:
         """`install_timeout_s` is accepted: boxes come with the agent. `driver`: `cli` or `serve`; the agent's own
-        default where it is not given. `sampling`: fields of every request to the model, whatever the agent asks for.
+        default where it is not given. `sandbox_backend`: one of ours by its published name, or any rollcage provider.
+        `sampling`: fields of every request to the model, whatever the agent asks for.
         """
+        mode = mode or "black_box"
         if mode not in ("black_box", "transparent_proxy"):
             raise ValueError(f"Unknown mode: {mode!r}; use 'black_box' or 'transparent_proxy'")
         if driver not in _DRIVERS:
             raise ValueError(f"Unknown driver: {driver!r}; use 'cli' or 'serve'")
-        if not follows(sandbox_backend):
-            kind = type(sandbox_backend).__name__
-            raise TypeError(f"sandbox_backend: {kind} has no create(timeout_s=, envs=, metadata=) that opens boxes")
-        own = isinstance(sandbox_backend, BoxBackend)
-        if own and config.sandbox_home != HOME:
+        if config.sandbox_home != HOME:
             raise ValueError(f"sandbox_home {config.sandbox_home!r}: home is {HOME} in every box; leave it out")
-        if not own and driver == "serve":
-            raise ValueError("driver 'serve': boxes of other backends have the driver 'cli' only")
-        self._config, self._backend, self._mode, self._verifier = config, sandbox_backend, mode, verifier
+        self._config, self._backend, self._mode, self._verifier = config, backend_of(sandbox_backend), mode, verifier
         self._setup_timeout_s, self._driver = setup_timeout_s, _DRIVERS[driver]
         self.sampling = dict(sampling or {})
         """What every request to the model says of sampling."""
@@ -274,10 +312,12 @@ class OpenCodeSessionFactory(ResourceSessionFactory[OpenCodeSession]):
     ) -> OpenCodeSession:
         """A session whose agent runs already, unless `start_agent` is false.
 
+        `seed` tells apart what trainers run in groups; it is none of the model's: equal prompts would give equal
+        samples. Give `sampling={"seed": ...}` to the factory for that.
         A box that cannot be opened is tried again. A task whose setup fails, or a model that cannot be reached, raises.
         """
         wanted = OpenCodeTask.coerce(task)
-        job = self._job(wanted, seed, episode_id)
+        job = self._job(wanted, episode_id)
         on = loop()
         on.agent.check(job.agent)
         on.call(on.gateway.check, job.model)
@@ -292,44 +332,40 @@ class OpenCodeSessionFactory(ResourceSessionFactory[OpenCodeSession]):
 
     def _create(self, task: OpenCodeTask, job: Job, *, start: bool) -> OpenCodeSession:
         seconds = self._config.agent_timeout_s + self._setup_timeout_s + _GRACE_S
-        episode_id = job.task.id or None
-        handle, place = open_place(self._backend, self._config, task, seconds=seconds, episode_id=episode_id)
+        handle = self._backend.create(timeout_s=seconds, layers=loop().agent.layers())
         try:
-            session = OpenCodeSession(
-                sandbox=handle, config=self._config, task=task, verifier=self._verifier, job=job, place=place
-            )
+            session = OpenCodeSession(sandbox=handle, config=self._config, task=task, verifier=self._verifier, job=job)
             session.set_up()
             if start:
                 session.start_agent()
         except BaseException:
-            place.close()
+            handle.kill()
             raise
         return session
 
-    def _job(self, task: OpenCodeTask, seed: int | None, episode_id: str | None) -> Job:
-        own = self._backend if isinstance(self._backend, BoxBackend) else None
-        job = _job(self._config, task, seed, episode_id)
+    def _job(self, task: OpenCodeTask, episode_id: str | None) -> Job:
+        job = _job(self._config, task, episode_id)
         limits = job.task.limits.model_copy(update={"setup_timeout_s": float(self._setup_timeout_s)})
         return job.model_copy(
             update={
                 "model": job.model.model_copy(update={"sampling": _sampling(job.model.sampling, self.sampling)}),
                 "task": job.task.model_copy(update={"limits": limits}),
-                "agent": self._config.agent(self._driver if own else "run"),
-                "sandbox": own.spec if own else job.sandbox,
+                "agent": self._config.agent(self._driver),
+                "sandbox": self._backend.spec,
                 "mode": self._mode,
             }
         )
 
 
-def _job(config: OpenCodeConfig, task: OpenCodeTask, seed: int | None = None, episode_id: str | None = None) -> Job:
+def _job(config: OpenCodeConfig, task: OpenCodeTask, episode_id: str | None = None) -> Job:
     """What the agent is to do, in rollcage's own words."""
     limits = Limits(agent_timeout_s=config.agent_timeout_s, max_tokens_cap=config.cap)
     setup = tuple(script for script in (config.extra_setup_shell, task.setup_shell) if script)
-    # Where home is elsewhere, the box is another backend's, and so are the names of files in it.
-    files = task.upload_files if config.sandbox_home == HOME else {}
     return Job(
-        task=Task(id=episode_id or "", instruction=task.instruction, files=files, setup=setup, limits=limits),
-        model=config.endpoint(seed),
+        task=Task(
+            id=episode_id or "", instruction=task.instruction, files=task.upload_files, setup=setup, limits=limits
+        ),
+        model=config.endpoint(),
         agent=config.agent("run"),
         mode="black_box",
     )

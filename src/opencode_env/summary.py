@@ -10,6 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, TextIO
 
 from opencode_env._loop import loop
+from rollcage.errors import SandboxError
 from rollcage.sandboxes.files import collect
 from rollcage.types import HOME, JsonObject
 
@@ -65,10 +66,9 @@ def collect_rollout_summary(session: OpenCodeSession, *, workdir: str = f"{HOME}
     Of a box that is closed there is no workdir left to read.
     """
     listing, files = "", {}
-    # Handles of other backends raise what they like.
-    with suppress(Exception):
+    with suppress(SandboxError):
         listing = session.sandbox.exec(f"ls -la -- {quote(workdir)} 2>&1", timeout=10).stdout
-        files = loop().call(collect, session.place.box, workdir).files
+        files = loop().call(collect, session.sandbox.box, workdir).files
     return RolloutSummary(
         sandbox_id=session.sandbox.sandbox_id,
         proxy_turns=[dict(entry) for entry in session.fetch_proxy_trace()],

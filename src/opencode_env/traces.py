@@ -7,7 +7,7 @@ from typing import cast
 
 from openenv.core.harness import TraceEntry, TrainingTrace
 
-from rollcage.result import proxy_turn
+from rollcage.schema.result import proxy_turn
 from rollcage.types import JsonObject, Purpose, Turn
 
 _POLICY = (Purpose.AGENT, Purpose.SUBAGENT)
@@ -41,6 +41,9 @@ def _entry(turn: Turn, reward: float | None) -> TraceEntry:
         "session_id": turn.session,
         "parent_session_id": turn.parent_session,
         "untrainable_reason": turn.untrainable_reason,
+        "replaces": turn.replaces,
+        "policy_version": turn.policy_version,
+        "sampling": turn.sampling,
     }
     entry: JsonObject = {
         "request": turn.request,

@@ -1,19 +1,71 @@
-"""rollcage runs real coding agents in cages and brings back training-grade rollouts."""
+"""rollcage runs real coding agents in isolated boxes and brings back training-grade rollouts.
+
+`rollcage.run("Fix the tests.", verify=["pytest -q"], endpoint="vllm").reward`: see docs/python.md.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # type checkers take this name for true; importing `typing` would take longer than all the rest
 if TYPE_CHECKING:
-    from rollcage.client import Client
+    # What type checkers see; at run time each name is fetched when it is first used.
+    from rollcage.api import arun as arun
+    from rollcage.api import load as load
+    from rollcage.api import open_runner as open_runner
+    from rollcage.api import run as run
+    from rollcage.client import Client as Client
+    from rollcage.client import SyncClient as SyncClient
+    from rollcage.errors import RollcageError as RollcageError
+    from rollcage.errors import SetupError as SetupError
+    from rollcage.errors import StoreError as StoreError
+    from rollcage.errors import UsageError as UsageError
+    from rollcage.events import Rollout as Rollout
+    from rollcage.runner import Runner as Runner
+    from rollcage.settings import Settings as Settings
+    from rollcage.store import Store as Store
+    from rollcage.tasks import TaskFile as TaskFile
+    from rollcage.trajectory import Sequence as Sequence
+    from rollcage.trajectory import sequences as sequences
+    from rollcage.types import Endpoint as Endpoint
+    from rollcage.types import Job as Job
+    from rollcage.types import Limits as Limits
+    from rollcage.types import Outcome as Outcome
+    from rollcage.types import Reward as Reward
+    from rollcage.types import Task as Task
+    from rollcage.types import Token as Token
+    from rollcage.types import Turn as Turn
 
-__all__ = ["Client"]
+    __version__: str
+
+_MODULES = {
+    "api": "arun load open_runner run",
+    "client": "Client SyncClient",
+    "errors": "RollcageError SetupError StoreError UsageError",
+    "events": "Rollout",
+    "runner": "Runner",
+    "settings": "Settings",
+    "store": "Store",
+    "tasks": "TaskFile",
+    "trajectory": "Sequence sequences",
+    "types": "Endpoint Job Limits Outcome Reward Task Token Turn",
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+__all__ = [*sorted(_HOMES), "__version__"]
+
+if not TYPE_CHECKING:  # with it, a type checker would believe in every name
+
+    def __getattr__(name: str) -> object:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("rollcage")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'rollcage' has no attribute {name!r}")
+        from importlib import import_module
+
+        value = globals()[name] = getattr(import_module(f"rollcage.{_HOMES[name]}"), name)
+        return value
 
 
-def __getattr__(name: str) -> Any:
-    # Fetched when it is asked for: it needs the extra `client`, and most commands do not.
-    if name == "Client":
-        from rollcage.client import Client
-
-        return Client
-    raise AttributeError(f"module 'rollcage' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return list(__all__)

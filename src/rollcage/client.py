@@ -1,4 +1,4 @@
-"""Asks a rollcage server for rollouts: `async with Client("http://127.0.0.1:8000") as client: ...`.
+"""Asks a rollcage server for rollouts: `async with Client(address) as client`, `with SyncClient(address) as client`.
 
 Only what is safe is tried again: reading always; starting, because every start carries an idempotency key.
 """
@@ -6,23 +6,28 @@ Only what is safe is tried again: reading always; starting, because every start 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
+from contextlib import ExitStack, aclosing, asynccontextmanager
+from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import anyio
 import httpx
+from anyio.from_thread import start_blocking_portal
 from pydantic import BaseModel, SecretStr
 
-from rollcage.api.errors import Unauthorized
-from rollcage.api.request import RolloutRequest
-from rollcage.api.views import Aborted, Files, Messages, RolloutPage, RolloutState, Started, Trace, TurnPage
 from rollcage.errors import QueueFull, RollcageError, UnknownRollout, UsageError
 from rollcage.events import Ended, Entry
-from rollcage.result import RolloutResult
+from rollcage.schema.arguments import RolloutArguments
+from rollcage.schema.errors import Unauthorized
+from rollcage.schema.request import RolloutRequest
+from rollcage.schema.result import RolloutResult
+from rollcage.schema.views import Aborted, Files, Messages, RolloutPage, RolloutState, Started, Trace, TurnPage
+from rollcage.sse import EventReader
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 RETRY_STATUSES = (502, 503, 504)
 LONGEST_WAIT_S = 60.0
@@ -53,7 +58,11 @@ class Client:
     ) -> None:
         """`key`: one of the server's; none where it asks for none. `retries`: how often a safe request is repeated."""
         if not address.startswith(("http://", "https://")):
-            raise UsageError(f"address: {address!r} is no address of a server; it looks like http://127.0.0.1:8000")
+            raise UsageError(
+                f"{address!r} is no address of a server",
+                argument="address",
+                remedy="it looks like http://127.0.0.1:8000",
+            )
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.AsyncClient(
             base_url=address,
@@ -82,7 +91,7 @@ class Client:
         """Close every connection. Rollouts go on."""
         await self._http.aclose()
 
-    async def start(self, instruction: str, **arguments: Any) -> Started:
+    async def start(self, instruction: str, **arguments: Unpack[RolloutArguments]) -> Started:
         """Start a rollout; the arguments are those of `RolloutRequest`, and are checked here before anything is sent.
 
         An idempotency key is made up where none is given, so that a repeated request starts nothing twice.
@@ -91,7 +100,7 @@ class Client:
         request = RolloutRequest.parsed({**arguments, "instruction": instruction, "idempotency_key": key})
         return await self._ask(Started, "POST", "/rollouts", json=_revealed(request), safe=True)
 
-    async def run(self, instruction: str, **arguments: Any) -> RolloutResult:
+    async def run(self, instruction: str, **arguments: Unpack[RolloutArguments]) -> RolloutResult:
         """Start a rollout and wait for what it comes to. Cancelling this leaves it running."""
         return await self.wait((await self.start(instruction, **arguments)).rollout_id)
 
@@ -100,7 +109,7 @@ class Client:
         return await self._ask(RolloutState, "GET", _path(rollout_id))
 
     async def result(self, rollout_id: str) -> RolloutResult:
-        """What it came to so far; `outcome` is null while it runs."""
+        """What it came to so far; `outcome` is None while it runs."""
         return await self._ask(RolloutResult, "GET", _path(rollout_id, "/result"))
 
     async def wait(self, rollout_id: str, *, wait_s: float | None = None) -> RolloutResult:
@@ -209,24 +218,124 @@ class Client:
                 yield entries
 
 
+class SyncClient:
+    """The same for callers that do not await: every method of `Client`, by its name. Any number of threads may use it.
+
+    The requests run in a thread of its own, so it works where a loop runs already: in a notebook, in a callback.
+    """
+
+    def __init__(self, address: str = "http://127.0.0.1:8000", *, key: str = "", retries: int = 5) -> None:
+        """As `Client`. Use `with`, or call `close` at the end."""
+        self._client = Client(address, key=key, retries=retries)
+        self._thread = ExitStack()
+        self._portal = self._thread.enter_context(start_blocking_portal())
+        self._open = True
+
+    def __enter__(self) -> Self:
+        """Ready at once."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close every connection. Rollouts go on."""
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection and end the thread; again does nothing. Rollouts go on."""
+        if self._open:
+            self._open = False
+            with self._thread:
+                self._portal.call(self._client.__aexit__, None, None, None)
+
+    def start(self, instruction: str, **arguments: Unpack[RolloutArguments]) -> Started:
+        """As `Client.start`."""
+        return self._call(partial(self._client.start, instruction, **arguments))
+
+    def run(self, instruction: str, **arguments: Unpack[RolloutArguments]) -> RolloutResult:
+        """As `Client.run`. Ctrl-C leaves the rollout running."""
+        return self._call(partial(self._client.run, instruction, **arguments))
+
+    def state(self, rollout_id: str) -> RolloutState:
+        """As `Client.state`."""
+        return self._call(partial(self._client.state, rollout_id))
+
+    def result(self, rollout_id: str) -> RolloutResult:
+        """As `Client.result`."""
+        return self._call(partial(self._client.result, rollout_id))
+
+    def wait(self, rollout_id: str, *, wait_s: float | None = None) -> RolloutResult:
+        """As `Client.wait`."""
+        return self._call(partial(self._client.wait, rollout_id, wait_s=wait_s))
+
+    def follow(self, rollout_id: str, *, after: int = 0) -> Generator[Entry, None, None]:
+        """As `Client.follow`."""
+        return self._each(self._client.follow(rollout_id, after=after))
+
+    def abort(self, rollout_id: str, reason: str = "", *, wait_s: float = 0) -> Aborted:
+        """As `Client.abort`."""
+        return self._call(partial(self._client.abort, rollout_id, reason, wait_s=wait_s))
+
+    def page(self, *, cursor: str = "", limit: int = 50, **filters: str) -> RolloutPage:
+        """As `Client.page`."""
+        return self._call(partial(self._client.page, cursor=cursor, limit=limit, **filters))
+
+    def list(self, **filters: str) -> Generator[RolloutState, None, None]:
+        """As `Client.list`."""
+        return self._each(self._client.list(**filters))
+
+    def messages(self, rollout_id: str) -> Messages:
+        """As `Client.messages`."""
+        return self._call(partial(self._client.messages, rollout_id))
+
+    def files(self, rollout_id: str) -> Files:
+        """As `Client.files`."""
+        return self._call(partial(self._client.files, rollout_id))
+
+    def turns(self, rollout_id: str, *, after: int = 0, limit: int = 20) -> TurnPage:
+        """As `Client.turns`."""
+        return self._call(partial(self._client.turns, rollout_id, after=after, limit=limit))
+
+    def trace(self, rollout_id: str, *, after: int = 0, limit: int = 50) -> Trace:
+        """As `Client.trace`."""
+        return self._call(partial(self._client.trace, rollout_id, after=after, limit=limit))
+
+    def _call(self, ask: Callable[[], Awaitable[T]]) -> T:
+        if not self._open:
+            raise UsageError("this client is closed", remedy="make another one")
+        asked = self._portal.start_task_soon(ask)
+        try:
+            return asked.result()
+        except BaseException:
+            asked.cancel()  # Ctrl-C: nobody waits for the answer
+            raise
+
+    def _each(self, found: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+        async def following() -> tuple[T, ...]:
+            async for item in found:
+                return (item,)
+            return ()
+
+        try:
+            while item := self._call(following):
+                yield item[0]
+        finally:
+            if self._open:
+                self._call(found.aclose)
+
+
 async def _entries(answer: httpx.Response, after: int) -> AsyncGenerator[Entry, None]:
     """The entries in a stream. One that stops in the middle of an event has not sent it."""
-    event = ""
-    data: list[str] = []
-    async for line in answer.aiter_lines():
-        if line.startswith("event:"):
-            event = line[6:].strip()
-        elif line.startswith("data:"):
-            data.append(line[5:].strip())
-        elif not line:
-            if event == "error":
+    reader = EventReader()
+    async for portion in answer.aiter_bytes():
+        for event in reader.feed(portion):
+            if event.name == "error":
                 raise ServerError("the server lost its log while it sent it", code="store", status=503)
-            if event == "entry" and data:
-                entry = Entry.model_validate_json("\n".join(data))
+            if event.name == "entry":
+                entry = Entry.model_validate_json(event.data)
                 if entry.seq > after:
                     after = entry.seq
                     yield entry
-            event, data = "", []
 
 
 def _path(rollout_id: str, below: str = "") -> str:
@@ -252,14 +361,15 @@ def _check(answer: httpx.Response) -> None:
     try:
         problem = answer.json()
         message, code = str(problem["error"]), str(problem["error_code"])
+        argument = str(problem.get("argument") or "")
     except (ValueError, KeyError, TypeError):
-        message, code = f"the server answered HTTP {answer.status_code}", ""
+        message, code, argument = f"the server answered HTTP {answer.status_code}", "", ""
     if answer.status_code == 401:
         raise Unauthorized(message)
     if code == "unknown_rollout":
         raise UnknownRollout(message)
     if answer.status_code in (400, 409, 413, 422):
-        raise UsageError(message)
+        raise UsageError(message.removeprefix(f"{argument}: "), argument=argument)
     if answer.status_code == 429:
         after = answer.headers.get("retry-after", "")
         raise QueueFull(message, retry_after_s=float(after) if after.isdecimal() else 5)

@@ -7,56 +7,26 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from difflib import get_close_matches
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
-from pydantic import Field, SecretStr
+from pydantic import SecretStr
 
 from rollcage.errors import UsageError
+from rollcage.schema.endpoint import EndpointArguments
 from rollcage.settings import EndpointSettings, Settings, variable
-from rollcage.types import Endpoint, JsonObject, Sampling, ScriptedTurn, Task, Value
+from rollcage.types import Endpoint, JsonObject, Sampling, ScriptedTurn, Task
 
 
-class EndpointRequest(Value):
-    """Who should think, as a caller says it: both published shapes, every field optional."""
+class EndpointRequest(EndpointArguments):
+    """Who should think, as a task file, a command or a rollout says it."""
 
-    endpoint: str = ""
-    """Shorthand: `vllm`, `openai`, `hf_router`, `local`, `scripted`, `custom`."""
-    base_url: str = ""
-    """The model's address."""
-    api_key: SecretStr = SecretStr("")
-    """The real key; it never enters a box."""
-    model: str = ""
-    """The model's name at that address."""
-    model_key: str = ""
-    """Older shape: `vllm://<repo>` or `hf-router://<repo>:<provider>`."""
-    vllm_url: str = ""
-    """Goes with `model_key = "vllm://..."`."""
-    hf_token: SecretStr = SecretStr("")
-    """Goes with `model_key = "hf-router://..."`."""
-    thinking: bool | None = None
-    """Older shape: false means that thinking is disabled."""
-    disable_thinking: bool | None = None
-    """True: the chat template is told not to think; null: the endpoint's own default."""
-    temperature: float | None = Field(default=None, ge=0)
-    """Sampling temperature."""
-    seed: int | None = None
-    """Sampling seed."""
-    top_logprobs: int = Field(default=5, ge=0, le=20)
-    """Alternatives asked for per token."""
     extra_body: JsonObject = {}
     """Further fields put into every request as they are."""
-
-    @property
-    def names_something(self) -> bool:
-        """Whether the caller says anything about who should think."""
-        secrets = self.api_key.get_secret_value() or self.hf_token.get_secret_value()
-        return bool(self.endpoint or self.base_url or self.model or self.model_key or self.vllm_url or secrets)
 
 
 class Default(NamedTuple):
     """What the catalog knows about a kind."""
 
-    about: str
     base_url: str = ""
     api_key: str = ""
     model: str = ""
@@ -64,16 +34,14 @@ class Default(NamedTuple):
 
 
 CATALOG = {
-    "vllm": Default("a vLLM server", api_key="intercepted", model="Qwen/Qwen3.5-4B", thinking=False),
-    "openai": Default("OpenAI", "https://api.openai.com/v1", model="gpt-4o-mini"),
-    "hf_router": Default(
-        "the Hugging Face router", "https://router.huggingface.co/v1", model="Qwen/Qwen3-4B-Instruct-2507:nscale"
-    ),
-    "local": Default("whatever ROLLCAGE_BASE_URL, ROLLCAGE_API_KEY and ROLLCAGE_MODEL name"),
-    "custom": Default("an address given in full: base_url, api_key and model"),
-    "scripted": Default("no model: answers come from the task's own script"),
+    "vllm": Default(api_key="intercepted", model="Qwen/Qwen3.5-4B", thinking=False),
+    "openai": Default("https://api.openai.com/v1", model="gpt-4o-mini"),
+    "hf_router": Default("https://router.huggingface.co/v1", model="Qwen/Qwen3-4B-Instruct-2507:nscale"),
+    "local": Default(),
+    "custom": Default(),
+    "scripted": Default(),
 }
-"""Every kind of endpoint there is."""
+"""What is known of every kind in `KINDS`."""
 
 NEUTRAL_SCRIPT = (ScriptedTurn(text="This is the scripted model: the task brings no solution, so nothing was done."),)
 """What the scripted model says where a task has no script for it."""
@@ -95,9 +63,9 @@ def resolve(
         return _scripted(request, task, scripted).model_copy(update={"kind": "scripted", "sampling": sampling})
     fields = _Fields(kind, request, settings.endpoints.get(kind, EndpointSettings()))
     return Endpoint(
-        base_url=_address(fields.text("base_url"), fields.origin("base_url")),
-        model=_name(fields.text("model"), fields.origin("model")),
-        key=SecretStr(_key(fields.text("api_key"), fields.origin("api_key"))),
+        base_url=_address(fields.text("base_url"), fields.wrong("base_url")),
+        model=_name(fields.text("model"), fields.wrong("model")),
+        key=SecretStr(_key(fields.text("api_key"), fields.wrong("api_key"))),
         kind=kind,
         sampling=sampling,
     )
@@ -109,7 +77,7 @@ async def opened(request: EndpointRequest, settings: Settings, task: Task) -> As
     if kind_of(request, task) != "scripted":
         yield resolve(request, settings, task)
         return
-    from rollcage.testing import ScriptedModel
+    from rollcage.simulators import ScriptedModel
 
     async with ScriptedModel() as model:
         yield resolve(request, settings, task, scripted=model.endpoint)
@@ -123,9 +91,17 @@ def kind_of(request: EndpointRequest, task: Task | None = None) -> str:
         if kind not in CATALOG:
             near = get_close_matches(kind, CATALOG, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise UsageError(f"endpoint: unknown kind {request.endpoint!r}; {hint}known are {', '.join(CATALOG)}")
+            raise UsageError(
+                f"unknown kind {request.endpoint!r}",
+                argument="endpoint",
+                remedy=f"{hint}known are {', '.join(CATALOG)}",
+            )
         if implied and implied[0] != kind:
-            raise UsageError(f"endpoint is {kind!r} but {implied[1]} means {implied[0]!r}; give one of the two")
+            raise UsageError(
+                f"is {kind!r}",
+                argument="endpoint",
+                remedy=f"{{{implied[1]}}} means {implied[0]!r}: give one of the two",
+            )
         return kind
     if implied:
         return implied[0]
@@ -134,8 +110,9 @@ def kind_of(request: EndpointRequest, task: Task | None = None) -> str:
     if task is not None and task.solution and not request.names_something:
         return "scripted"
     raise UsageError(
-        "no model endpoint is named; give --endpoint (vllm, openai, hf_router, local, scripted) "
-        "or --base-url with --api-key and --model"
+        "no model endpoint is named",
+        argument="endpoint",
+        remedy="give {endpoint} (vllm, openai, hf_router, local, scripted) or {base_url} with {api_key} and {model}",
     )
 
 
@@ -150,7 +127,11 @@ def _implied(request: EndpointRequest) -> tuple[str, str] | None:
         found.append(("hf_router", "hf_token"))
     for kind, argument in found[1:]:
         if kind != found[0][0]:
-            raise UsageError(f"{found[0][1]} means {found[0][0]!r} but {argument} means {kind!r}; give one of the two")
+            raise UsageError(
+                f"means {kind!r}",
+                argument=argument,
+                remedy=f"{{{found[0][1]}}} means {found[0][0]!r}: give one of the two",
+            )
     return found[0] if found else None
 
 
@@ -158,7 +139,11 @@ def _model_key(text: str) -> tuple[str, str]:
     scheme, separator, name = text.strip().partition("://")
     if separator and name and scheme in ("vllm", "hf-router"):
         return scheme, name
-    raise UsageError(f"model_key: {text!r} is neither vllm://<repo> nor hf-router://<repo>:<provider>")
+    raise UsageError(f"{text!r} is neither vllm://<repo> nor hf-router://<repo>:<provider>", argument="model_key")
+
+
+Wrong = Callable[[str, str], UsageError]
+"""Makes the error for a value out of a message and a remedy."""
 
 
 class _Fields:
@@ -191,47 +176,41 @@ class _Fields:
         for source in (self._given[field], self._older[field], self._set[field], default):
             if source.strip():
                 return source.strip()
-        raise UsageError(self._missing(field))
+        raise self._missing(field)
 
-    def origin(self, field: str) -> str:
-        """The argument or the variable that gave this field, for messages about its value."""
-        if self._given[field].strip():
-            return field
-        if self._older[field].strip():
-            return self._older_names[field]
-        return variable(self._kind, field) if self._set[field].strip() else field
+    def wrong(self, field: str) -> Wrong:
+        """The error that this field's value is wrong: it names the argument or the variable that gave it."""
+        if self._set[field].strip() and not (self._given[field] + self._older[field]).strip():
+            name = variable(self._kind, field)
+            return lambda message, remedy: UsageError(f"{name}: {message}", remedy=remedy)
+        older = self._older[field].strip() and not self._given[field].strip()
+        argument = self._older_names[field] if older else field
+        return lambda message, remedy: UsageError(message, argument=argument, remedy=remedy)
 
-    def _missing(self, field: str) -> str:
-        option = "--" + field.replace("_", "-")
-        what = {"base_url": "address", "api_key": "key", "model": "model"}[field]
+    def _missing(self, field: str) -> UsageError:
+        given = f"give {{{field}}}"
+        if (self._kind, field) in (("vllm", "base_url"), ("hf_router", "api_key")):
+            given += f" or {{{self._older_names[field]}}}"
+        remedy = f"{given} or set {variable(self._kind, field)}" if self._kind != "custom" else given
         if self._kind == "custom":
             extra = " (any word where the server asks for none)" if field == "api_key" else ""
-            return (
-                f"endpoint 'custom' has no {what}: {field} is missing; give {option}{extra}, "
-                f"or set {variable('local', field)} and use --endpoint local"
-            )
-        older = ""
-        if (self._kind, field) in (("vllm", "base_url"), ("hf_router", "api_key")):
-            older = f" or {self._older_names[field]}"
-        return (
-            f"endpoint {self._kind!r} has no {what}: {field}{older} is missing; "
-            f"give {option} or set {variable(self._kind, field)}"
-        )
+            remedy += f"{extra}, or set {variable('local', field)} and give {{endpoint}} local"
+        return UsageError(f"endpoint {self._kind!r} has no {field}", argument=field, remedy=remedy)
 
 
-def _address(url: str, origin: str) -> str:
+def _address(url: str, wrong: Wrong) -> str:
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise UsageError(f"{origin}: {url!r} is no address: {error}") from error
+        raise wrong(f"{url!r} is no address: {error}", "") from error
     if parts.username or parts.password:
         # The address is shown and logged, so it must not carry what api_key keeps secret.
-        raise UsageError(f"{origin}: an address must not carry a user or password; give the key as api_key")
+        raise wrong("an address must not carry a user or password", "give the key as {api_key}")
     if parts.scheme not in ("http", "https") or not host or re.search(r"[\s\x00-\x1f\x7f]", url):
-        raise UsageError(f"{origin}: {url!r} is no address; it looks like http://127.0.0.1:8000/v1")
+        raise wrong(f"{url!r} is no address", "it looks like http://127.0.0.1:8000/v1")
     if parts.query or parts.fragment:
-        raise UsageError(f"{origin}: {url!r} has a query or a fragment; give the address up to /v1")
+        raise wrong(f"{url!r} has a query or a fragment", "give the address up to /v1")
     path = parts.path.rstrip("/").removesuffix("/chat/completions").rstrip("/")
     # A path that names a version already (…/v1, …/v4, …/v1beta/openai) is complete as it is.
     if not re.search(r"/v\d+(alpha|beta)?\d*(/|$)", path):
@@ -239,32 +218,41 @@ def _address(url: str, origin: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
-def _name(model: str, origin: str) -> str:
+def _name(model: str, wrong: Wrong) -> str:
     if not model.isprintable():
-        raise UsageError(f"{origin}: {model!r} is no model name: it has control characters")
+        raise wrong(f"{model!r} is no model name: it has control characters", "")
     return model
 
 
-def _key(key: str, origin: str) -> str:
+def _key(key: str, wrong: Wrong) -> str:
     # It goes into an HTTP header as it is.
     if not (key.isascii() and key.isprintable()):
-        raise UsageError(f"{origin}: the key has characters that no HTTP header can carry; copy it again")
+        raise wrong("the key has characters that no HTTP header can carry", "copy it again")
     return key
 
 
-def _sampling(request: EndpointRequest, default: Default) -> Sampling:
-    thinking = default.thinking
+def _thinking(request: EndpointRequest, default: Default) -> bool | None:
+    """What the chat template is told of thinking; None: nothing."""
     if request.disable_thinking is not None:
-        thinking = not request.disable_thinking
-        if request.thinking is not None and request.thinking != thinking:
-            raise UsageError("thinking and disable_thinking contradict each other; give one of the two")
-    elif request.thinking is not None:
-        thinking = request.thinking
+        if request.thinking is not None and request.thinking == request.disable_thinking:
+            raise UsageError(
+                "they contradict each other", argument="thinking", remedy="give {thinking} or {disable_thinking}"
+            )
+        # To disable it is to say something; not to disable it is not.
+        return False if request.disable_thinking else request.thinking
+    if request.thinking is not None:
+        return request.thinking
+    return False if request.model_key else default.thinking
+
+
+def _sampling(request: EndpointRequest, default: Default) -> Sampling:
     return Sampling(
         temperature=request.temperature,
         seed=request.seed,
         top_logprobs=request.top_logprobs,
-        thinking=thinking,
+        thinking=_thinking(request, default),
+        history=request.history,
+        keep_reasoning=request.keep_reasoning,
         extra_body=request.extra_body,
     )
 
@@ -272,7 +260,66 @@ def _sampling(request: EndpointRequest, default: Default) -> Sampling:
 def _scripted(request: EndpointRequest, task: Task | None, scripted: Scripted | None) -> Endpoint:
     if request.base_url or request.model:
         field = "base_url" if request.base_url else "model"
-        raise UsageError(f"endpoint 'scripted' runs no model, so {field} means nothing there; leave one of the two out")
+        raise UsageError(
+            "means nothing to the endpoint 'scripted', which runs no model", argument=field, remedy="leave it out"
+        )
     if scripted is None:
-        raise UsageError("endpoint 'scripted' is not offered here; name another one")
+        raise not_offered()
     return scripted(task.solution if task is not None and task.solution else NEUTRAL_SCRIPT)
+
+
+def not_offered() -> UsageError:
+    """What is said where nothing runs the scripted model."""
+    return UsageError("'scripted' is not offered here", argument="endpoint", remedy="name another one")
+
+
+def named_address(request: EndpointRequest) -> str:
+    """The address that the caller named; empty where it left that to us."""
+    return request.base_url.strip() or request.vllm_url.strip()
+
+
+def resolve_for_caller(
+    request: EndpointRequest, settings: Settings, task: Task, *, scripted: Scripted, allowed: Sequence[str] = ()
+) -> Endpoint:
+    """As `resolve`, for somebody who is not us: a key of ours goes only to the address that our own settings name.
+
+    `allowed`: see `check_address`.
+    """
+    if not named_address(request):
+        return resolve(request, settings, task, scripted=scripted)
+    kind = kind_of(request, task)
+    ours = settings.endpoints.get(kind, EndpointSettings())
+    bare = {**settings.endpoints, kind: ours.model_copy(update={"api_key": SecretStr("")})}
+    try:
+        endpoint = resolve(request, settings.model_copy(update={"endpoints": bare}), task, scripted=scripted)
+    except UsageError as error:
+        theirs = request.api_key.get_secret_value() or request.hf_token.get_secret_value()
+        if error.argument != "api_key" or theirs or not ours.api_key.get_secret_value():
+            raise
+        raise UsageError(
+            "is missing",
+            argument="api_key",
+            remedy="the server's own key goes only to the server's own address, so give yours",
+        ) from None
+    check_address(endpoint.base_url, allowed)
+    return endpoint
+
+
+def check_address(url: str, allowed: Sequence[str]) -> None:
+    """Refuse an address that lies below none of the allowed ones (`https://host[:port][/path]`); none allows all."""
+    if allowed and not any(_below(url, each) for each in allowed):
+        raise UsageError(
+            "this server does not call that address", argument="base_url", remedy="ask its operator to allow it"
+        )
+
+
+def _below(url: str, allowed: str) -> bool:
+    here, there = urlsplit(url), urlsplit(allowed)
+    path = there.path.rstrip("/")
+    if ".." in here.path.split("/") or "%" in here.path:
+        return False
+    return _origin(here) == _origin(there) and (here.path == path or here.path.startswith(path + "/"))
+
+
+def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)

@@ -23,13 +23,40 @@ RollcageError
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 
 class RollcageError(Exception):
-    """Root of everything rollcage raises on purpose; the message is one line a person can act on."""
+    """Root of everything rollcage raises on purpose: `argument: message; remedy`, one line a person can act on."""
+
+    blame: str = ""
+    """Whose fault it is, where the outcome that it leads to does not tell: a value of `Blame`."""
+
+    def __init__(self, message: str = "", *, argument: str = "", remedy: str = "", blame: str = "") -> None:
+        """`argument`: what is wrong, by the name that `RolloutRequest` or the function has for it.
+
+        `remedy`: what to do. Names of arguments stand in it in braces: `give {base_url} or set VLLM_URL`.
+        """
+        super().__init__(message)
+        self.message = message
+        self.argument = argument
+        self.remedy = remedy
+        self.blame = blame or self.blame
+
+    def __str__(self) -> str:
+        """The whole line, with the names of arguments as Python and JSON have them."""
+        return self.told(str)
+
+    def told(self, spell: Callable[[str], str]) -> str:
+        """The whole line; `spell` gives the name of an argument as its reader types it."""
+        line = f"{spell(self.argument)}: {self.message}" if self.argument else self.message
+        remedy = re.sub(r"\{(\w+)\}", lambda found: spell(found[1]), self.remedy)
+        return f"{line}; {remedy}" if remedy else line
 
 
 class UsageError(RollcageError):
-    """The caller asked for something that cannot be; names the argument and what to do."""
+    """The caller asked for something that cannot be; `argument` names what is wrong, `remedy` says what to do."""
 
 
 class TaskError(UsageError):
@@ -74,6 +101,8 @@ class ResetFailed(EnvironmentFailed):
 
 class AgentError(RollcageError):
     """The agent could not be installed or started."""
+
+    blame = "infrastructure"
 
 
 class ModelError(RollcageError):

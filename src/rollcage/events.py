@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from contextlib import suppress
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, model_validator
 
-from rollcage.types import CommandResult, Job, JsonObject, Outcome, Reward, Stage, Turn, Value
+from rollcage.agent_events import AgentEvent, AgentRaw
+from rollcage.types import Blame, CommandResult, Job, JsonObject, Outcome, Reward, Stage, Task, Trust, Turn, Value
 
 
 class Queued(Value):
@@ -29,6 +31,8 @@ class Queued(Value):
     was sampled yet, and what it needs is in this log and in that server's settings."""
     not_resumable_because: str = ""
     """Why not, in words for the error it will end with, should it matter."""
+    reverifies: str = ""
+    """The ended rollout whose stored work this one judges again; empty where this is a rollout of its own."""
 
 
 class Requeued(Value):
@@ -92,11 +96,14 @@ class AgentStarted(Value):
     version: str
 
 
-class AgentSaid(Value):
-    """One event of the agent's own stream, as it came."""
+class AgentEmitted(Value):
+    """The agent said or did something."""
 
-    kind: Literal["agent_said"] = "agent_said"
-    data: JsonObject
+    kind: Literal["agent_event"] = "agent_event"
+    event: AgentEvent = AgentRaw()
+    """What, in words that are no agent's own."""
+    raw: JsonObject | None = None
+    """The agent's own event, as it came; None where it has no events of its own."""
 
 
 class AgentEnded(Value):
@@ -104,7 +111,7 @@ class AgentEnded(Value):
 
     kind: Literal["agent_ended"] = "agent_ended"
     exit_code: int | None
-    """Its own exit code; null where it was killed because its time ran out."""
+    """Its own exit code; None where it was killed because its time ran out."""
     timed_out: bool = False
     error: str | None = None
     """The agent's own last error, in one line."""
@@ -119,11 +126,14 @@ class TurnEnded(Value):
     turn: Turn
 
 
-class Noticed(Value):
+class Suspicion(Value):
     """Something the agent left that could have decided the result, had verification looked at it."""
 
-    kind: Literal["noticed"] = "noticed"
+    kind: Literal["suspicion"] = "suspicion"
+    code: str = ""
+    """What sort of suspicion: a stable word for programs; empty in logs of before there were such words."""
     what: str
+    """The same in words."""
     paths: tuple[str, ...] = ()
 
 
@@ -138,7 +148,7 @@ class FilesCollected(Value):
     why: dict[str, str] = {}
     """Why each of them was not."""
     patch: str | None = None
-    """What the agent changed in the workdir, as `git diff` writes it; null where that cannot be told."""
+    """What the agent changed in the workdir, as `git diff` writes it; None where that cannot be told."""
     patch_truncated: bool = False
     """The patch was longer than we keep."""
 
@@ -173,6 +183,20 @@ class ToolCalled(Value):
     seconds: float = 0.0
 
 
+class WorkStored(Value):
+    """What verification is about to see of the agent's work was stored, so that it can be judged again."""
+
+    kind: Literal["work_stored"] = "work_stored"
+    digest: str = ""
+    """Names the archive beside the log; empty where none was kept."""
+    paths: tuple[str, ...] = ()
+    """The workdir, and what else was in it."""
+    size: int = 0
+    """Its bytes, uncompressed."""
+    why_not: str = ""
+    """Why none was kept."""
+
+
 class Scored(Value):
     """The verifier's judgement."""
 
@@ -193,9 +217,19 @@ class Ended(Value):
     kind: Literal["ended"] = "ended"
     outcome: Outcome
     error: str | None = None
-    """`Kind: message`, null where nothing broke."""
+    """`Kind: message`, None where nothing broke."""
     error_code: str | None = None
-    """A stable word for programs, null where nothing broke."""
+    """A stable word for programs, None where nothing broke."""
+    blame: Blame | None = None
+    """Whose fault it is that there is no reward; not given: what `Outcome.blame` says."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_blame(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "outcome" in data and data.get("blame") is None:
+            with suppress(ValueError):
+                return {**data, "blame": Outcome(data["outcome"]).blame}
+        return data
 
 
 Event = Annotated[
@@ -207,13 +241,14 @@ Event = Annotated[
     | CommandStarted
     | CommandEnded
     | AgentStarted
-    | AgentSaid
+    | AgentEmitted
     | AgentEnded
     | EnvironmentOpened
     | ToolCalled
     | TurnEnded
-    | Noticed
+    | Suspicion
     | FilesCollected
+    | WorkStored
     | Scored
     | AbortRequested
     | Ended,
@@ -235,8 +270,40 @@ class Entry(Value):
     event: Event
 
 
+class Verdict(Value):
+    """What judging a rollout's stored work again came to."""
+
+    rollout_id: str
+    """The rollout in whose log this verification is told."""
+    time: float
+    """Unix time of its end."""
+    reward: Reward | None
+    """None where this verification broke."""
+    outcome: Outcome
+    error: str | None = None
+    error_code: str | None = None
+    blame: Blame | None = None
+    changed: tuple[str, ...] = ()
+    """The fields of the task that were not as they had been; none: the same verifier judged again."""
+
+    @classmethod
+    def of(cls, record: Rollout, task: Task) -> Verdict:
+        """What the rollout that judged again came to; `task` is what was judged first."""
+        changed = (name for name in Task.model_fields if getattr(record.job.task, name) != getattr(task, name))
+        return cls(
+            rollout_id=record.id,
+            time=record.ended_at or 0.0,
+            reward=record.score,
+            outcome=record.outcome or Outcome.INTERNAL_ERROR,
+            error=record.error,
+            error_code=record.error_code,
+            blame=record.blame,
+            changed=tuple(changed),
+        )
+
+
 class Rollout(Value):
-    """The state of a rollout: a fold over its entries, nothing else."""
+    """The state of a rollout: a fold over its entries, nothing else but for `verdicts`."""
 
     id: str
     job: Job
@@ -250,23 +317,34 @@ class Rollout(Value):
     setup: tuple[CommandResult, ...] = ()
     verify: tuple[CommandResult, ...] = ()
     turns: tuple[Turn, ...] = ()
-    said: tuple[JsonObject, ...] = ()
+    agent_events: tuple[AgentEmitted, ...] = ()
+    agent_version: str = ""
     agent_exit_code: int | None = None
     agent_error: str | None = None
-    agent_log_tail: str = ""
+    agent_stderr_tail: str = ""
     environment: EnvironmentOpened | None = None
     tool_calls: tuple[ToolCalled, ...] = ()
-    noticed: tuple[Noticed, ...] = ()
+    suspicions: tuple[Suspicion, ...] = ()
     notes: tuple[str, ...] = ()
     files: dict[str, str] = {}
     files_extra: tuple[str, ...] = ()
     files_why: dict[str, str] = {}
     patch: str | None = None
     patch_truncated: bool = False
-    reward: Reward | None = None
+    work: WorkStored | None = None
+    """Where the agent's work is stored; None where verification was never reached, or by an older rollcage."""
+    reverifies: str = ""
+    """The rollout whose stored work this one judges again."""
+    verdicts: tuple[Verdict, ...] = ()
+    """What judging the stored work again came to, oldest first: out of the logs of those rollouts. `reward` stays the
+    first verdict."""
+    score: Reward | None = None
+    """The verifier's judgement, whole; `reward` and `reward_parts` are what most want of it."""
     outcome: Outcome | None = None
     error: str | None = None
     error_code: str | None = None
+    blame: Blame | None = None
+    """Whose fault it is that there is no reward; None where there is one, or nobody is to blame."""
     timings: dict[str, float] = {}
     """Seconds by stage."""
     abort_requested: bool = False
@@ -277,12 +355,52 @@ class Rollout(Value):
         """Whether the log is complete."""
         return self.outcome is not None
 
+    @property
+    def reward(self) -> float | None:
+        """What it earned; None where nothing was scored, which is not 0."""
+        return self.score.total if self.score else None
+
+    @property
+    def reward_parts(self) -> dict[str, float]:
+        """Named parts of the reward; none where the verifier named none."""
+        return self.score.parts if self.score else {}
+
+    @property
+    def trust(self) -> Trust | None:
+        """How far the reward can be trusted; None where there is none."""
+        return self.score.trust if self.score else None
+
+    @property
+    def agent_raw(self) -> list[JsonObject]:
+        """The agent's own events, in its own words, where it has such."""
+        return [emitted.raw for emitted in self.agent_events if emitted.raw is not None]
+
+    def to_dict(self) -> JsonObject:
+        """As JSON holds it: the shape of `rollcage run --json` and of the server's results."""
+        from rollcage.schema.result import result_of
+
+        return result_of(self).model_dump(mode="json")
+
+    def _repr_html_(self) -> str:
+        from rollcage.schema.result import result_of
+        from rollcage.schema.result_html import html_of
+
+        return html_of(result_of(self))
+
+    def __repr__(self) -> str:
+        """In one line; the whole of it may be megabytes."""
+        state = self.outcome.value if self.outcome else f"in {self.stage.value}"
+        turns = "1 turn" if len(self.turns) == 1 else f"{len(self.turns)} turns"
+        return f"<Rollout {self.id} {state}, reward {self.reward}, {turns}>"
+
+    __str__ = __repr__
+
     @classmethod
     def fold(cls, entries: Iterable[Entry]) -> Rollout:
         """The state after these entries, which start with the rollout's first."""
         state: JsonObject = {}
         lists: dict[str, list[object]] = {
-            name: [] for name in ("setup", "verify", "turns", "said", "noticed", "tool_calls")
+            name: [] for name in ("setup", "verify", "turns", "agent_events", "suspicions", "tool_calls")
         }
         timings: dict[str, float] = {}
         for entry in entries:
@@ -296,9 +414,9 @@ class Rollout(Value):
 def _apply(state: JsonObject, lists: dict[str, list[object]], timings: dict[str, float], entry: Entry) -> None:
     state["last_seq"] = entry.seq
     match entry.event:
-        case Queued(job=job, owner=owner, caller=caller, resumable=resumable):
+        case Queued(job=job, owner=owner, caller=caller, resumable=resumable, reverifies=reverifies):
             state.update(id=entry.rollout_id, job=job, owner=owner, caller=caller, resumable=resumable)
-            state["created_at"] = entry.time
+            state.update(created_at=entry.time, reverifies=reverifies)
         case Requeued(owner=owner):
             state.update(owner=owner, stage=Stage.QUEUED, sandbox_id="", notes=(), environment=None)
             lists["setup"].clear()
@@ -311,28 +429,33 @@ def _apply(state: JsonObject, lists: dict[str, list[object]], timings: dict[str,
             state.update(sandbox_id=sandbox_id, notes=notes)
         case CommandEnded(stage=stage, result=result):
             lists["setup" if stage is Stage.SETUP else "verify"].append(result)
-        case AgentSaid(data=data):
-            lists["said"].append(data)
+        case AgentStarted(version=version):
+            state["agent_version"] = version
+        case AgentEmitted() as emitted:
+            lists["agent_events"].append(emitted)
         case AgentEnded(exit_code=exit_code, error=error, log_tail=tail):
-            state.update(agent_exit_code=exit_code, agent_error=error, agent_log_tail=tail)
+            state.update(agent_exit_code=exit_code, agent_error=error, agent_stderr_tail=tail)
         case TurnEnded(turn=turn):
             lists["turns"].append(turn)
         case EnvironmentOpened() as opened:
             state["environment"] = opened
         case ToolCalled() as called:
             lists["tool_calls"].append(called)
-        case Noticed() as noticed:
-            lists["noticed"].append(noticed)
+        case Suspicion() as suspicion:
+            lists["suspicions"].append(suspicion)
         case FilesCollected(files=files, extra=extra, why=why, patch=patch, patch_truncated=truncated):
             state.update(files=files, files_extra=extra, files_why=why, patch=patch, patch_truncated=truncated)
+        case WorkStored() as work:
+            state["work"] = work
         case Scored(reward=reward):
-            state["reward"] = reward
+            state["score"] = reward
         case AbortRequested():
             state["abort_requested"] = True
-        case Ended(outcome=outcome, error=error, error_code=code):
+        case Ended(outcome=outcome, error=error, error_code=code, blame=blame):
             state.update(stage=Stage.ENDED, ended_at=entry.time, outcome=outcome, error=error, error_code=code)
             timings["total"] = entry.time - state.get("created_at", entry.time)
             if not outcome.scored:
-                state["reward"] = None
+                state["score"] = None
+            state["blame"] = None if state.get("score") else blame
         case _:
             pass

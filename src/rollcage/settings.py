@@ -5,14 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast, get_args
 
 from pydantic import SecretStr
 
 from rollcage.errors import UsageError
-from rollcage.types import Value
+from rollcage.types import System, Value
 
 KINDS = {"vllm": "VLLM", "openai": "OPENAI", "hf_router": "HF_ROUTER", "local": "ROLLCAGE"}
 """The catalog entries that can be set up by variables, and how the names of those variables begin."""
+
+
+DOTENV = "ROLLCAGE_DOTENV"
+"""`0` here: no `.env` is read."""
+ADDRESSES = {
+    "VLLM": ("VLLM_URL",),
+    **{prefix: (f"{prefix}_BASE_URL",) for prefix in ("OPENAI", "HF_ROUTER", "ROLLCAGE", "FLEET")},
+    "E2B": ("E2B_DOMAIN", "E2B_API_URL", "E2B_SANDBOX_URL"),
+}
+"""Where keys go: the variables of addresses, by how the name of the key's begins."""
 
 
 class EndpointSettings(Value):
@@ -58,10 +69,19 @@ class Settings(Value):
     """Where a container engine may answer, in the order in which they are tried: `DOCKER_HOST`, or the usual places."""
     e2b: E2BSettings = E2BSettings()
     """E2B's cloud."""
+    npm_registry: str = ""
+    """`NPM_CONFIG_REGISTRY`, or the `registry` of `~/.npmrc`: where agents are fetched from on machines without npm."""
     server_key: SecretStr = SecretStr("")
     """`ROLLCAGE_SERVER_KEY`: a key that may ask everything of the server."""
+    answer_limit_mb: int = 64
+    """`ROLLCAGE_ANSWER_LIMIT_MB`: how long an answer of a model may be, packed and unpacked; a longer is cut off."""
+    keep_work_mb: int = 64
+    """`ROLLCAGE_KEEP_WORK_MB`: the agent's work is kept beside the log for `rollcage reverify` where it is not larger
+    than this; 0 keeps none."""
     no_color: bool = False
     """`NO_COLOR`: no colours, whatever the terminal can do."""
+    system: System | None = None
+    """`ROLLCAGE_SYSTEM`: what boxes show that name no system, `host` or `base`; not set: `base` once it was made."""
     debug: bool = False
     """`ROLLCAGE_DEBUG`: show where an error came from."""
 
@@ -71,13 +91,27 @@ class Settings(Value):
         return self.home / "rollouts.db"
 
     @property
+    def work_dir(self) -> Path:
+        """Where agents' work is kept, beside the log."""
+        return self.home / "work"
+
+    @property
     def cache_dir(self) -> Path:
         """Where downloads are kept; all of it can be fetched again."""
         return self.home / "cache"
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str], *, root: bool | None = None) -> Settings:
-        """Read the variables; `root` says whether we are the superuser, whose state lives in /var/lib."""
+    def from_environ(
+        cls, environ: Mapping[str, str] | None = None, *, home: str | None = None, root: bool | None = None
+    ) -> Settings:
+        """Read the variables: unless given, this process's own, and those of a `.env` in the working directory.
+
+        `home` takes the place of `ROLLCAGE_HOME`; `root` says whether we are the superuser, whose
+        state lives in /var/lib.
+        """
+        environ = _beside_file(os.environ) if environ is None else environ
+        if home:
+            environ = {**environ, "ROLLCAGE_HOME": home}
         return cls(
             home=_home(environ, os.geteuid() == 0 if root is None else root),
             endpoints={kind: _endpoint(environ, kind) for kind in KINDS},
@@ -87,10 +121,44 @@ class Settings(Value):
             ),
             engines=_engines(environ),
             e2b=_e2b(environ),
+            npm_registry=_npm_registry(environ),
             server_key=SecretStr(environ.get("ROLLCAGE_SERVER_KEY", "").strip()),
+            answer_limit_mb=_megabytes(environ, "ROLLCAGE_ANSWER_LIMIT_MB", 64),
+            keep_work_mb=_megabytes(environ, "ROLLCAGE_KEEP_WORK_MB", 64, least=0),
             no_color=bool(environ.get("NO_COLOR")),
+            system=_system(environ),
             debug=environ.get("ROLLCAGE_DEBUG", "").strip().lower() not in ("", "0", "false", "no"),
         )
+
+
+def _beside_file(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """What is set, and beside it what a `.env` here says. `ROLLCAGE_DOTENV=0` leaves the file alone.
+
+    An address of the file is not used with a key that is set: whoever wrote the file would get the key.
+    """
+    if environ.get(DOTENV, "").strip().lower() in ("0", "false", "no", "off"):
+        return environ
+    said = _lines(Path(".env"))
+    for prefix, addresses in ADDRESSES.items():
+        if environ.get(f"{prefix}_API_KEY", "").strip():
+            said = {name: value for name, value in said.items() if name not in addresses}
+    return {**said, **environ}
+
+
+def _lines(file: Path) -> dict[str, str]:
+    """The variables of such a file; a line that sets none is passed over, as is a file that cannot be read."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    except OSError:
+        return {}
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        name, separator, value = line.strip().removeprefix("export ").partition("=")
+        name, value = name.strip(), value.strip()
+        if separator and name.isidentifier():
+            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+            found[name] = value[1:-1] if quoted else value
+    return found
 
 
 def variable(kind: str, field: str) -> str:
@@ -119,6 +187,36 @@ def _e2b(environ: Mapping[str, str]) -> E2BSettings:
     return E2BSettings.model_validate(
         {field: environ.get(f"E2B_{field.upper()}", "").strip() for field in E2BSettings.model_fields}
     )
+
+
+def _npm_registry(environ: Mapping[str, str]) -> str:
+    for name in ("NPM_CONFIG_REGISTRY", "npm_config_registry"):
+        if named := environ.get(name, "").strip():
+            return named
+    file = Path(environ.get("NPM_CONFIG_USERCONFIG", "").strip() or Path(environ.get("HOME", "").strip()) / ".npmrc")
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_absolute() else []
+    except (OSError, ValueError):
+        return ""
+    pairs = [(key.strip(), value.strip().strip("\"'")) for key, _, value in (line.partition("=") for line in lines)]
+    return next((value for key, value in pairs if key == "registry"), "")
+
+
+def _megabytes(environ: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
+    given = environ.get(name, "").strip() or str(default)
+    if not given.isdecimal() or not least <= int(given) <= 1 << 20:
+        raise UsageError(f"{name}: {given!r} is no number of megabytes", remedy=f"set it to such as {default}")
+    return int(given)
+
+
+def _system(environ: Mapping[str, str]) -> System | None:
+    named = environ.get("ROLLCAGE_SYSTEM", "").strip()
+    for known in get_args(System):
+        if named == known:
+            return cast("System", known)
+    if named:
+        raise UsageError(f"ROLLCAGE_SYSTEM: {named!r} is no system of boxes", remedy="set it to host or to base")
+    return None
 
 
 def _home(environ: Mapping[str, str], root: bool) -> Path:

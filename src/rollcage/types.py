@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 HOME = "/home/user"
 """The agent's home directory in every box, whatever the backend: equal paths make equal prompts."""
@@ -15,6 +27,8 @@ TESTS_DIR = f"{HOME}/tests"
 """Where a task's tests are staged, after the agent is gone."""
 LOGS_DIR = f"{HOME}/logs"
 """Where the verifier leaves its reward."""
+PROGRAMS = f"{HOME}/.rollcage"
+"""Where the agent's own program and settings are; no file of a task goes there."""
 
 JsonObject = dict[str, Any]
 """A JSON object whose shape belongs to somebody else (an engine, an agent)."""
@@ -38,9 +52,9 @@ class Stage(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a rollout ended. Only the first four can carry a reward."""
+    """How a rollout ended, which says nothing of what it earned. Only the first four can carry a reward."""
 
-    SUCCEEDED = "succeeded"
+    FINISHED = "finished"
     """The agent ended by itself, and what it left was scored (or there was nothing to verify)."""
     AGENT_TIMEOUT = "agent_timeout"
     """The agent used up its time; what it left was scored."""
@@ -72,7 +86,74 @@ class Outcome(StrEnum):
     @property
     def scored(self) -> bool:
         """Whether a rollout with this outcome may carry a reward."""
-        return self in (Outcome.SUCCEEDED, Outcome.AGENT_TIMEOUT, Outcome.AGENT_FAILED, Outcome.LIMIT_REACHED)
+        return self in (Outcome.FINISHED, Outcome.AGENT_TIMEOUT, Outcome.AGENT_FAILED, Outcome.LIMIT_REACHED)
+
+    @property
+    def blame(self) -> Blame | None:
+        """Whose fault it usually is that a rollout with this outcome has no reward."""
+        return _BLAME.get(self)
+
+    @classmethod
+    def _missing_(cls, value: object) -> Outcome | None:
+        return cls.FINISHED if value == FINISHED_BEFORE else None
+
+
+class Blame(StrEnum):
+    """Whose fault it is that a rollout has no reward: trainers count `agent` as a zero, and drop the others."""
+
+    AGENT = "agent"
+    """What the agent did kept the verifier from judging it."""
+    TASK = "task"
+    """The task's own setup or verifier is broken: it fails whoever works on it."""
+    INFRASTRUCTURE = "infrastructure"
+    """The machine, a box, the network, the model or rollcage itself failed: another try may fare better."""
+
+
+_BLAME = {
+    Outcome.SETUP_FAILED: Blame.TASK,
+    Outcome.VERIFY_FAILED: Blame.TASK,
+    Outcome.SANDBOX_FAILED: Blame.INFRASTRUCTURE,
+    Outcome.SANDBOX_LOST: Blame.INFRASTRUCTURE,
+    Outcome.ENVIRONMENT_FAILED: Blame.INFRASTRUCTURE,
+    Outcome.MODEL_UNREACHABLE: Blame.INFRASTRUCTURE,
+    Outcome.TIMED_OUT: Blame.INFRASTRUCTURE,
+    Outcome.CRASHED: Blame.INFRASTRUCTURE,
+    Outcome.INTERNAL_ERROR: Blame.INFRASTRUCTURE,
+}
+"""By outcome; an `Ended` that knows better says so itself. Nobody is to blame for what was stopped on request, or had
+nothing to verify."""
+
+Trust = Literal["isolated", "in_process", "shared"]
+"""How far a reward can be trusted, best first."""
+
+FINISHED_BEFORE = "succeeded"
+"""What `finished` was called: callers may still say it, and clients of the published shapes are told it."""
+
+
+class Standing(StrEnum):
+    """What a rollout came to, at a glance: views colour by it, and exit codes follow it."""
+
+    RUNNING = "running"
+    """It has not ended."""
+    PASSED = "passed"
+    """Its reward is 1 or more."""
+    PARTIAL = "partial"
+    """Its reward is between 0 and 1."""
+    FAILED = "failed"
+    """Its reward is 0 or less."""
+    UNSCORED = "unscored"
+    """The agent finished and there was nothing to verify."""
+    BROKEN = "broken"
+    """It has no reward because something broke, or because it was stopped."""
+
+    @classmethod
+    def of(cls, outcome: Outcome | None, reward: float | None) -> Standing:
+        """The standing of a rollout that ended so and earned this."""
+        if outcome is None:
+            return cls.RUNNING
+        if reward is None:
+            return cls.UNSCORED if outcome is Outcome.FINISHED else cls.BROKEN
+        return cls.PASSED if reward >= 1 else cls.PARTIAL if reward > 0 else cls.FAILED
 
 
 class Purpose(StrEnum):
@@ -82,6 +163,20 @@ class Purpose(StrEnum):
     TITLE = "title"
     COMPACTION = "compaction"
     SUBAGENT = "subagent"
+
+
+class CallOrigin(NamedTuple):
+    """Who made a model call, and what for."""
+
+    purpose: Purpose = Purpose.AGENT
+    session: str = ""
+    """The agent's own name for the conversation; empty where it tells none."""
+    parent_session: str = ""
+    """The conversation that started it, for subagents."""
+
+
+CallClassifier = Callable[[Mapping[str, str], JsonObject], CallOrigin]
+"""Tells the origin of a call by its headers (names in lower case) and its body (as one of chat completions)."""
 
 
 class Alternative(NamedTuple):
@@ -101,6 +196,32 @@ class Token(NamedTuple):
     top: tuple[Alternative, ...] = ()
 
 
+SAMPLING_FIELDS = (
+    "temperature top_p top_k min_p typical_p presence_penalty frequency_penalty repetition_penalty repeat_penalty "
+    "logit_bias seed"
+).split()
+"""Fields of a request that change what is sampled, by the names engines have for them."""
+
+
+class TurnHistory(Value):
+    """What became of `history = "exact"` in one turn."""
+
+    exact: bool = False
+    """Whether the prompt begins with an earlier turn's own ids, its prompt and its answer."""
+    reason: str = ""
+    """Why not, where not: then the prompt is what the engine's template made of the messages."""
+    turn: int | None = None
+    """That earlier turn's index."""
+    kept: int = 0
+    """How many ids of it the prompt begins with. An end token that follows them was put in, where it was cut."""
+    rendered: int = 0
+    """How many ids the template would have made of the messages."""
+    differs_at: int | None = None
+    """Where the template's ids would have been others for the first time; None: nowhere."""
+    changed: tuple[str, ...] = ()
+    """What of that turn's answer the agent sent back in other words: `content`, `arguments`, `reasoning`."""
+
+
 class Turn(Value):
     """One model call: what was sent, what came back, token by token."""
 
@@ -114,9 +235,11 @@ class Turn(Value):
     """The agent's own session id, where it sends one."""
     parent_session: str = ""
     """The session that started this one (subagents)."""
+    policy_version: str = ""
+    """The weights that were asked, as the caller names them; stamped when the call begins."""
     request: JsonObject
-    """The request body exactly as it was sent upstream. Of a call that failed, after too many bytes of such, only
-    `not_kept`: size, SHA-256 and beginning."""
+    """The request body exactly as it was sent upstream, but for the ids of an exact prompt, which are `prompt_ids`. Of
+    a call that failed, after too many bytes of such, only `not_kept`: size, SHA-256 and beginning."""
     message: JsonObject = {}
     """The assistant message, assembled from the answer."""
     prompt_ids: tuple[int, ...] = ()
@@ -124,17 +247,19 @@ class Turn(Value):
     tokens: tuple[Token, ...] = ()
     """Every sampled token in order, the end token included."""
     finish_reason: str | None = None
-    """Why generation ended; null for a turn that was cut."""
+    """Why generation ended; None for a turn that was cut."""
     usage: JsonObject = {}
     """The engine's own count."""
     status: int = 0
     """HTTP status of the upstream's answer; 0 where none came."""
     error: str | None = None
-    """What broke, in one line; null for a whole turn."""
+    """What broke, in one line; None for a whole turn."""
     trainable: bool = False
     """Ids and logprobs are complete and agree with the engine's own count."""
     untrainable_reason: str = ""
     """Why not, where not."""
+    history: TurnHistory | None = None
+    """How the prompt was made, with `history = "exact"`; None without."""
     streamed: bool = True
     """Whether the agent got this turn as a stream."""
     started_at: float = 0.0
@@ -143,6 +268,21 @@ class Turn(Value):
     """Seconds until the first token of the answer."""
     seconds: float = 0.0
     """Seconds from the agent's request to the end of the answer."""
+
+    @property
+    def sampling(self) -> JsonObject:
+        """How the engine was told to sample, by the request that it got; what is not named was left to the engine.
+
+        `logprobs_mode`: `processed` where the request asked for logprobs after temperature and filters, else
+        `engine_default`; the two differ only where sampling is not plain.
+        """
+        told = {name: self.request[name] for name in SAMPLING_FIELDS if self.request.get(name) is not None}
+        mode = "processed" if self.request.get("post_sampling_probs") is True else "engine_default"
+        return {**told, "logprobs_mode": mode}
+
+
+KEY_REPEATED = "the answer repeats a key, which is not kept"
+"""Why a turn with a secret in it cannot be trained on."""
 
 
 class CommandResult(Value):
@@ -162,6 +302,8 @@ class CommandResult(Value):
     """Whether output was cut."""
     timed_out: bool = False
     """Whether it was killed because its time ran out."""
+    refused_hosts: tuple[str, ...] = ()
+    """Hosts that a setup command asked for and was not allowed to reach."""
 
 
 class Reward(Value):
@@ -170,9 +312,68 @@ class Reward(Value):
     total: float
     """The number trainers use."""
     parts: dict[str, float] = {}
-    """Named components: from `reward.json`, and `verify` where a remote environment gave the total."""
-    source: Literal["reward_file", "reward_json", "commands", "environment"] = "commands"
+    """Named components: the tests of `checks`, what `reward.json` says, and `verify` where a remote environment gave
+    the total."""
+    source: Literal["reward_file", "reward_json", "commands", "checks", "environment"] = "commands"
     """Where the number came from."""
+    trust: Trust = "shared"
+    """How far code under test was kept from what judged it. `isolated`: none of it was in the judge's reach.
+    `in_process`: a test framework reported from inside the code's process. `shared`: the verifier may have run it
+    beside itself."""
+
+
+class Check(Value):
+    """Tests that a framework runs against the agent's code: a complete report of the expected ones decides."""
+
+    kind: Literal["pytest", "unittest", "node", "go", "cargo", "junit", "command"]
+    """Who runs the tests. `junit`: a command that writes a JUnit XML report. `command`: one command is the test."""
+    path: str = ""
+    """What to run of the task's `tests`: a file or a folder, relative to `$TESTS_DIR`; empty: all. For `go` a package
+    (`./calc`), for `cargo` a test target (`tests/calc.rs` is `calc`)."""
+    expect: tuple[str, ...] = ()
+    """The tests that count, by the names that the framework reports: `test_calc.py::test_add` (pytest),
+    `test_calc.Add.test_add` (unittest), `calc.test.mjs > adds` (node), `example.com/calc::TestAdd` (go),
+    `tests/calc.rs::adds` (cargo), `classname::name` (junit). Empty, for pytest and unittest: what stands in the files.
+    """
+    name: str = Field(default="", max_length=100)
+    """Stands before the names of its tests in `reward.parts`; a `command` has no other name."""
+    isolation: Literal["reported", "proxied"] = "reported"
+    """`reported`: the framework runs as the judged, and its report counts. `proxied` (pytest, unittest, node): it runs
+    in the judge, and the agent's modules are called in a process of their own."""
+    import_from: tuple[str, ...] = (".",)
+    """Folders of the workdir from which Python tests import the agent's modules."""
+    interpreter: str = ""
+    """The program that runs the tests, or its path in the box; empty: `python3`, `node`, `go` or `cargo`."""
+    command: str = ""
+    """For `junit` and `command`: bash, run in the workdir as the judged."""
+    report: str = ""
+    """For `junit`: where the command writes its report, relative to the workdir."""
+    stdin: str = ""
+    """For `command`: what it reads."""
+    stdout: str | None = None
+    """For `command`: what it must print, white space at the end aside; None: anything."""
+    exit_code: int = 0
+    """For `command`: how it must end."""
+    timeout_s: float = Field(default=60, gt=0)
+    """How long its tests may take together; what has not been reported then has failed."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Check:
+        runs_command = self.kind in ("junit", "command")
+        if runs_command != bool(self.command.strip()):
+            raise ValueError(f"kind {self.kind!r} {'needs' if runs_command else 'takes no'} `command`")
+        if (self.kind == "junit") != bool(self.report):
+            raise ValueError(f"kind {self.kind!r} {'needs' if self.kind == 'junit' else 'takes no'} `report`")
+        if self.isolation == "proxied" and self.kind not in ("pytest", "unittest", "node"):
+            raise ValueError(f"kind {self.kind!r} cannot be proxied; pytest, unittest and node can")
+        if self.kind in ("node", "go", "cargo", "junit") and not self.expect:
+            raise ValueError(f"kind {self.kind!r} needs `expect`: the names of the tests that count")
+        if self.kind == "command" and self.expect:
+            raise ValueError("kind 'command' is one test: give it a `name`, not `expect`")
+        for path in (self.path, self.report, *self.import_from):
+            if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "\0" in path:
+                raise ValueError(f"{path!r} must be a relative path that leads nowhere else")
+        return self
 
 
 class ScriptedTurn(Value):
@@ -197,7 +398,7 @@ class ScriptedTurn(Value):
     finish_reason: str = ""
     """Forces a finish reason; empty means what follows from the answer."""
     times: int | None = None
-    """The fault above happens this many times, then the next turn of the script answers in its place; null: always."""
+    """The fault above happens this many times, then the next turn of the script answers in its place; None: always."""
 
 
 class ScriptedCall(Value):
@@ -221,7 +422,7 @@ class Limits(Value):
     verify_timeout_s: float = Field(default=300, gt=0)
     """The budget of verification; this much of the deadline is kept for it."""
     timeout_s: float | None = Field(default=None, gt=0)
-    """One deadline for everything, boot and scoring included; null: the sum of the parts and a minute for the boot."""
+    """One deadline for everything, boot and scoring included; None: the sum of the parts and a minute for the boot."""
     max_tokens_cap: int = Field(default=4096, ge=0)
     """Ceiling on the tokens of one answer; 0 means none."""
     max_turns: int = Field(default=0, ge=0)
@@ -243,9 +444,25 @@ class Limits(Value):
 
 
 Identifier = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f]*$")]
+METADATA_LIMIT = 64 << 10
+"""Bytes of JSON that a caller may attach to a rollout."""
 
 
-def placed(path: str, folder: str) -> str:
+def _bounded(value: JsonObject) -> JsonObject:
+    try:
+        written = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"cannot be written as JSON: {str(error) or type(error).__name__}") from None
+    if len(written) > METADATA_LIMIT:
+        raise ValueError(f"is {len(written)} bytes of JSON; at most {METADATA_LIMIT} are kept")
+    return value
+
+
+Metadata = Annotated[JsonObject, AfterValidator(_bounded)]
+"""A JSON object of the caller's own, small enough to be stored with every rollout."""
+
+
+def resolve_box_path(path: str, folder: str) -> str:
     """Where a path a task names lies in the box: relative to `folder`, and always below the home directory."""
     pure = PurePosixPath(folder, path)
     if ".." in pure.parts or not pure.is_relative_to(HOME) or pure == PurePosixPath(folder) or "\0" in path:
@@ -270,6 +487,8 @@ class Task(Value):
     """Bash commands run after the agent is gone."""
     tests: dict[str, str] = {}
     """`{path: text}`, staged in `$TESTS_DIR` only after the agent is gone."""
+    checks: tuple[Check, ...] = ()
+    """Test frameworks to run after the agent is gone; the reward is the share of expected tests that passed."""
     test_script: str = ""
     """One bash verifier; staged as `tests/test.sh` after the agent; it writes its reward to `$REWARD_FILE`."""
     verify_in: Literal["box", "fresh"] = "box"
@@ -277,6 +496,15 @@ class Task(Value):
     nothing but the workdir."""
     keep: tuple[str, ...] = ()
     """Further paths below the home directory that verification sees as the agent left them."""
+    restore: tuple[str, ...] | None = None
+    """Paths in the workdir or `keep` (relative: to the workdir) that are put back as setup left them before anything is
+    judged; what setup had not made there is removed. None: those parts of a `.git` of setup's that make git run
+    programs (`config`, `hooks`, `info`, ...)."""
+    isolate: bool = False
+    """The verifier does not see the workdir: what it wants of the agent's work it asks for through the launcher
+    `untrusted`. No code under test can then run in the verifier's reach, and the reward's trust is `isolated`."""
+    seal_tests: bool = True
+    """Nothing can change `$TESTS_DIR` while verification runs. False: for verifiers that build something in there."""
     verifier: str = ""
     """Python source of a function `verify(before, after)`. Where the job names a remote environment that runs
     verifiers, it is run there, beside its data, after the agent is gone; what it gives is the reward."""
@@ -285,24 +513,38 @@ class Task(Value):
     limits: Limits = Limits()
     """How much the rollout may use."""
     solution: tuple[ScriptedTurn, ...] = ()
-    """What the endpoint `scripted` answers on this task, turn by turn."""
+    """What the endpoint `scripted` answers on this task, turn by turn; the agent `oracle` does what it says."""
+    solution_script: str = ""
+    """A bash script that solves the task: what the agent `oracle` runs instead of the turns of `solution`."""
+    solution_patch: str = ""
+    """A patch of the workdir that solves the task, as `git diff` writes it; the agent `oracle` applies it first."""
 
     @field_validator("instruction")
     @classmethod
     def _instruction_says_something(cls, text: str) -> str:
         if not text.strip():
-            raise ValueError("instruction is empty: say what the agent should do")
+            raise ValueError("the instruction is empty: say what the agent should do")
         return text
 
-    @model_validator(mode="after")
-    def _files_below_home(self) -> Self:
-        for name, folder, files in (("files", self.workdir, self.files), ("tests", TESTS_DIR, self.tests)):
-            for path in files:
-                try:
-                    placed(path, folder)
-                except ValueError as error:
-                    raise ValueError(f"{name}: {error}") from None
-        return self
+    @field_validator("files", "tests")
+    @classmethod
+    def _files_below_home(cls, files: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        # A workdir that is wrong itself is not there.
+        folder = TESTS_DIR if info.field_name == "tests" else info.data.get("workdir", HOME)
+        for path in files:
+            if PurePosixPath(resolve_box_path(path, folder)).is_relative_to(PROGRAMS):
+                raise ValueError(f"{path!r} lies in {PROGRAMS}, where the agent's own program is; choose another path")
+        return files
+
+    @field_validator("restore")
+    @classmethod
+    def _restored_is_shared(cls, paths: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
+        workdir = info.data.get("workdir", HOME)
+        for path in paths or ():
+            place = PurePosixPath(resolve_box_path(path, workdir))
+            if not any(place.is_relative_to(folder) for folder in (workdir, *info.data.get("keep", ()))):
+                raise ValueError(f"{path!r} is neither in the workdir nor in `keep`; elsewhere all is put back anyhow")
+        return paths
 
     @field_validator("workdir", "keep", mode="after")
     @classmethod
@@ -317,7 +559,7 @@ class Task(Value):
 
 
 class Sampling(Value):
-    """How the model samples; null leaves it to the agent and the engine."""
+    """How the model samples; None leaves it to the agent and the engine."""
 
     temperature: float | None = Field(default=None, ge=0)
     """Sampling temperature."""
@@ -326,7 +568,11 @@ class Sampling(Value):
     top_logprobs: int = Field(default=5, ge=0, le=20)
     """Alternatives asked for per token."""
     thinking: bool | None = None
-    """Whether the chat template may think; null means the model's own default."""
+    """Whether the chat template may think; None means the model's own default."""
+    history: Literal["as_sent", "exact"] = "as_sent"
+    """`exact`: prompts begin with the ids of earlier turns as they were sampled, where the engine allows it."""
+    keep_reasoning: bool = True
+    """With `exact`: false starts anew from the template's prompt where the template leaves old reasoning out."""
     extra_body: JsonObject = {}
     """Further fields put into every request as they are."""
 
@@ -353,6 +599,14 @@ class Endpoint(Value):
         return url.rstrip("/")
 
 
+NO_MODEL = Endpoint(base_url="http://no.model.invalid/v1", model="none", kind="none")
+"""What stands in a job whose agent asks no model: nobody checks it, and whoever calls it all the same gets an error."""
+BASE: Literal["base"] = "base"
+"""The image with the base system in it."""
+System = Literal["host", "base"]
+"""What a box shows beside its home: this machine's own programs, or those of the base system."""
+
+
 class SandboxSpec(Value):
     """What kind of box a rollout wants."""
 
@@ -360,6 +614,9 @@ class SandboxSpec(Value):
     """`local`, `container` or `e2b`."""
     template: str = ""
     """Name of a prebaked image of that backend."""
+    system: System | None = None
+    """`base`: a Debian system of our own, the same on every machine. None: what this machine is set to, in a runner;
+    its own system, in a bare provider."""
     memory_mb: int = Field(default=4096, ge=64)
     """Memory of all processes together (needs cgroups); each process alone is always bounded."""
     disk_mb: int = Field(default=1024, ge=1)
@@ -371,9 +628,10 @@ class SandboxSpec(Value):
     pids: int = Field(default=256, ge=8)
     """Processes and threads at once."""
     cpus: float | None = Field(default=None, gt=0)
-    """CPU time per second of wall time (needs cgroups); null means no cap."""
+    """CPU time per second of wall time (needs cgroups); None means no cap."""
     setup_hosts: tuple[str, ...] = ()
-    """Host names setup commands may reach through the allow-listing proxy; empty means no network at all."""
+    """Host names setup commands may reach through the allow-listing proxy; empty means no network at all. `packages`
+    stands for the package indexes that this machine is configured with."""
 
 
 class AgentSpec(Value):
@@ -386,13 +644,21 @@ class AgentSpec(Value):
     system_prompt: str = ""
     """Replaces the agent's own system prompt."""
     enabled_tools: tuple[str, ...] | None = None
-    """Only these tools are offered to the model; null means all."""
+    """Only these tools are offered to the model; None means all."""
     disabled_tools: tuple[str, ...] = ()
     """These are not offered."""
     config: JsonObject = {}
     """Merged into the agent's own configuration file, last."""
     env: dict[str, str] = {}
     """Further environment of the agent process."""
+
+    @field_validator("disabled_tools")
+    @classmethod
+    def _one_way_or_the_other(cls, tools: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        both = set(info.data.get("enabled_tools") or ()) & set(tools)
+        if both:
+            raise ValueError(f"{', '.join(sorted(both))} both enabled and disabled")
+        return tools
 
 
 class Job(Value):
@@ -411,13 +677,12 @@ class Job(Value):
     `openenv:http://host:port` or `mcp:http://host:port/mcp`; empty: none."""
     mode: Literal["transparent_proxy", "black_box"] = "transparent_proxy"
     """`black_box`: the agent's calls are relayed and not recorded."""
-
-    @model_validator(mode="after")
-    def _tools_are_one_way_or_the_other(self) -> Self:
-        both = set(self.agent.enabled_tools or ()) & set(self.agent.disabled_tools)
-        if both:
-            raise ValueError(f"agent: {', '.join(sorted(both))} both enabled and disabled")
-        return self
+    group_id: Identifier = ""
+    """The caller's own name for the rollouts that belong together."""
+    policy_version: Identifier = ""
+    """The caller's own name for the weights that are sampled."""
+    metadata: Metadata = {}
+    """The caller's own JSON."""
 
 
 ScriptedTurn.model_rebuild()

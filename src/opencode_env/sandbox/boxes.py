@@ -7,7 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,10 +16,12 @@ import anyio
 from anyio.abc import TaskStatus
 from pydantic import SecretStr
 
-from opencode_env._loop import Loop, loop
+from opencode_env._loop import LoopThread, loop
 from opencode_env.sandbox.base import ExecResult
-from rollcage.layers import Layer
+from rollcage.errors import UsageError
 from rollcage.sandboxes.base import Provider, Sandbox, Tail, run, sh
+from rollcage.sandboxes.layers import Layer
+from rollcage.settings import Settings
 from rollcage.types import HOME, SandboxSpec
 
 T = TypeVar("T")
@@ -54,9 +56,16 @@ class BoxJob:
 class BoxHandle:
     """One of our boxes, for sync callers."""
 
-    def __init__(self, on: Loop, box: Sandbox, hold: tuple[anyio.Event, Future[None]], envs: dict[str, str]) -> None:
+    def __init__(
+        self,
+        on: LoopThread,
+        provider: Provider,
+        box: Sandbox,
+        hold: tuple[anyio.Event, Future[None]],
+        envs: dict[str, str],
+    ) -> None:
         """Made by a backend. `hold`: how to let go of the box, and what tells that it is closed."""
-        self._loop, self.box, self._hold, self._envs = on, box, hold, envs
+        self._loop, self.provider, self.box, self._hold, self._envs = on, provider, box, hold, envs
         self._jobs: list[BoxJob] = []
 
     @property
@@ -132,7 +141,9 @@ class BoxHandle:
 class BoxBackend:
     """Any provider of ours, by the published protocol."""
 
-    def __init__(self, provider: Callable[[Loop], AbstractAsyncContextManager[Provider]], spec: SandboxSpec) -> None:
+    def __init__(
+        self, provider: Callable[[LoopThread], AbstractAsyncContextManager[Provider]], spec: SandboxSpec
+    ) -> None:
         """`provider` is made when the first box is opened, on the loop that all sessions share."""
         self._make, self._spec = provider, spec
         self._providers: dict[int, Provider] = {}
@@ -156,19 +167,19 @@ class BoxBackend:
     ) -> BoxHandle:
         """A box that lives for at most `timeout_s`; its home starts as `layers`. `metadata` is not looked at."""
         on = loop()
-        provider = self.provider(on)
+        provider, spec = self.provider(on), self.spec
 
         async def hold(*, task_status: TaskStatus[tuple[Sandbox, anyio.Event]]) -> None:
             release = anyio.Event()
-            async with provider.open(self._spec, layers) as box:
+            async with provider.open(spec, layers) as box:
                 task_status.started((box, release))
                 with anyio.move_on_after(timeout_s):
                     await release.wait()
 
         closed, (box, release) = on.portal.start_task(hold)
-        return BoxHandle(on, box, (release, closed), envs or {})
+        return BoxHandle(on, provider, box, (release, closed), envs or {})
 
-    def provider(self, on: Loop) -> Provider:
+    def provider(self, on: LoopThread) -> Provider:
         """The provider behind it."""
 
         async def begin() -> Provider:
@@ -187,6 +198,18 @@ class LocalSandboxBackend(BoxBackend):
         """`state_dir`: where layers are kept; the usual folder where it is not given."""
         super().__init__(partial(_local, state_dir), spec or SandboxSpec())
 
+    @property
+    def spec(self) -> SandboxSpec:
+        """What its boxes are like; where nobody named their system, it is the usual one of rollouts."""
+        from rollcage.sandboxes.local.provider import LocalProvider
+        from rollcage.wiring import system_of
+
+        on = loop()
+        provider = self.provider(on)
+        if self._spec.system or self._spec.template or not isinstance(provider, LocalProvider):
+            return self._spec
+        return self._spec.model_copy(update={"system": system_of(on.settings, provider.images)})
+
 
 class E2BSandboxBackend(BoxBackend):
     """Boxes in E2B's cloud."""
@@ -198,23 +221,40 @@ class E2BSandboxBackend(BoxBackend):
 
         `sandbox_kwargs`: fields of a SandboxSpec; what only E2B's own SDK knows cannot be passed on.
         """
-        key = api_key or os.environ.get("E2B_API_KEY", "")
+        key = api_key or Settings.from_environ().e2b.api_key.get_secret_value()
         if not key:
             raise RuntimeError("api_key: E2B needs one; give api_key or set E2B_API_KEY")
         spec = SandboxSpec.model_validate({**(sandbox_kwargs or {}), "backend": "e2b", "template": template or ""})
         super().__init__(partial(_e2b, SecretStr(key)), spec)
 
 
-def _local(state_dir: Path | None, on: Loop) -> AbstractAsyncContextManager[Provider]:
-    from rollcage.sandboxes.local import LocalProvider
+def backend_of(given: Any) -> BoxBackend:
+    """What a factory was given, as a backend of ours; UsageError that says what can be given."""
+    if isinstance(given, BoxBackend):
+        return given
+    if all(hasattr(given, name) for name in ("name", "check", "open")):
+        return BoxBackend(partial(_given, given), SandboxSpec(backend=given.name))
+    raise UsageError(
+        f"{type(given).__name__} is no backend of ours",
+        argument="sandbox_backend",
+        remedy="give LocalSandboxBackend(), E2BSandboxBackend(), or a rollcage provider",
+    )
+
+
+def _given(provider: Provider, on: LoopThread) -> AbstractAsyncContextManager[Provider]:
+    return nullcontext(provider)
+
+
+def _local(state_dir: Path | None, on: LoopThread) -> AbstractAsyncContextManager[Provider]:
+    from rollcage.sandboxes.local.provider import LocalProvider
 
     return LocalProvider(state_dir or on.settings.home)
 
 
-def _e2b(key: SecretStr, on: Loop) -> AbstractAsyncContextManager[Provider]:
-    from rollcage.sandboxes.e2b import E2BProvider
+def _e2b(key: SecretStr, on: LoopThread) -> AbstractAsyncContextManager[Provider]:
+    from rollcage.sandboxes.e2b.provider import E2BProvider
 
     return E2BProvider(on.settings.e2b.model_copy(update={"api_key": key}), on.settings.home)
 
 
-__all__ = ["BoxBackend", "BoxHandle", "BoxJob", "E2BSandboxBackend", "LocalSandboxBackend"]
+__all__ = ["BoxBackend", "BoxHandle", "BoxJob", "E2BSandboxBackend", "LocalSandboxBackend", "backend_of"]

@@ -6,7 +6,6 @@ one, only requests to localhost are answered.
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import AsyncExitStack
 
@@ -46,15 +45,15 @@ class Served:
 
 
 async def _opened(stack: AsyncExitStack) -> ASGIApp:
-    from rollcage.server.admission import load_keys
     from rollcage.server.app import App, gated
+    from rollcage.server.auth import load_keys
     from rollcage.server.service import Service
     from rollcage.settings import Settings
 
-    settings = Settings.from_environ(os.environ)
+    settings = Settings.from_environ()
     keys = load_keys(None, one=settings.server_key.get_secret_value())
     service = await stack.enter_async_context(Service.open(settings, callers=keys.callers()))
-    app = App(service)
+    app = App(service, keyed=bool(keys))
     await stack.enter_async_context(app.parts())
     return gated(app, service, keys=keys, only_loopback=not keys, max_body=MAX_BODY)
 

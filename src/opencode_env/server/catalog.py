@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple
 
 from pydantic import SecretStr
@@ -36,9 +35,9 @@ def resolve_endpoint(kind: str, *, base_url: str = "", api_key: str = "", model:
         raise ValueError(f"unknown endpoint kind {kind!r}; known are {', '.join(ENDPOINT_KINDS)}")
     asked = EndpointRequest(endpoint=kind, base_url=base_url, api_key=SecretStr(api_key), model=model)
     try:
-        found = resolve(asked, Settings.from_environ(os.environ))
+        found = resolve(asked, Settings.from_environ())
     except UsageError as error:
-        raise ValueError(str(error).replace("has no key:", "has no api_key:")) from error
+        raise ValueError(str(error)) from error
     key = found.key.get_secret_value()
     return ResolvedEndpoint(kind, found.base_url, key, found.model, CATALOG[kind].thinking is False)
 

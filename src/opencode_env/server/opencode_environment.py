@@ -1,7 +1,7 @@
 """The environment's class by its published place: made without arguments, it runs rollouts in this process.
 
 It fits `create_app(OpenCodeEnvironment, CallToolAction, CallToolObservation)`, and can be reset and stepped directly.
-The server has sessions of its own (`rollcage.server.environment`).
+The server has sessions of its own (`rollcage.server.openenv`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,22 @@ from openenv.core.env_server.mcp_types import CallToolObservation
 from openenv.core.env_server.types import Action, Observation
 
 from opencode_env._loop import loop
-from rollcage.server.environment import STEP_BUDGET_S
-from rollcage.server.environment import OpenCodeEnvironment as Session
-from rollcage.server.openenv_presence import Episodes
+from opencode_env.paths import (
+    AGENT_LOG,
+    INSTRUCTION_PATH,
+    PROXY_LOG,
+    REMOTE_REWARD_PATH,
+    REMOTE_TEST_PATH,
+    REWARD_FILE,
+    VERIFY_TIMEOUT_S,
+    WORKDIR,
+    WORKDIR_PATH,
+)
+from rollcage.server.openenv import STEP_BUDGET_S
+from rollcage.server.openenv import OpenCodeEnvironment as Session
+from rollcage.server.openenv_sessions import Episodes
 from rollcage.server.service import Service
-from rollcage.types import Value
+from rollcage.types import HOME, Value
 
 
 class OpenCodeEnvironment(Session):
@@ -60,4 +71,16 @@ class OpenCodeEnvironment(Session):
         return await loop().service()
 
 
-__all__ = ["OpenCodeEnvironment"]
+__all__ = [
+    "AGENT_LOG",
+    "HOME",
+    "INSTRUCTION_PATH",
+    "PROXY_LOG",
+    "REMOTE_REWARD_PATH",
+    "REMOTE_TEST_PATH",
+    "REWARD_FILE",
+    "VERIFY_TIMEOUT_S",
+    "WORKDIR",
+    "WORKDIR_PATH",
+    "OpenCodeEnvironment",
+]

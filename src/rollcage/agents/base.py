@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from rollcage.events import AgentSaid, AgentStarted
-from rollcage.layers import Layer
+from rollcage.events import AgentEmitted, AgentStarted
 from rollcage.sandboxes.base import Sandbox
-from rollcage.types import AgentSpec, Endpoint
+from rollcage.sandboxes.layers import Layer
+from rollcage.types import AgentSpec, CallOrigin, Endpoint, JsonObject, Task
 
-Say = Callable[[AgentStarted | AgentSaid], Awaitable[object]]
-"""Puts what the agent says into the log, as it comes."""
+Emit = Callable[[AgentStarted | AgentEmitted], Awaitable[object]]
+"""Puts what the agent says and does into the log, as it comes."""
 
 
-class Offer(NamedTuple):
+class AgentContext(NamedTuple):
     """What an agent is given to work with: addresses in its box, served by this process."""
 
     model: Endpoint
@@ -54,7 +54,7 @@ class Agent(Protocol):
         """What its boxes start with."""
 
     async def solve(
-        self, box: Sandbox, instruction: str, offer: Offer, spec: AgentSpec, *, workdir: str, say: Say
+        self, box: Sandbox, instruction: str, context: AgentContext, spec: AgentSpec, *, workdir: str, emit: Emit
     ) -> AgentExit:
         """Work on the instruction until the agent ends by itself. Cancelled when its time is up."""
 
@@ -67,3 +67,34 @@ class InProcess(Protocol):
     """An agent that is no program: it works in this process, on a remote environment's tools, and gets no box."""
 
     in_process: bool
+
+
+@runtime_checkable
+class AsksNoModel(Protocol):
+    """An agent that works without a model; it may be lent one all the same."""
+
+    asks_no_model: bool
+
+
+@runtime_checkable
+class TaskBound(Protocol):
+    """An agent that works by something of the task's that agents are not shown, such as its reference solution."""
+
+    def bound_to(self, task: Task) -> Agent:
+        """The agent for this task; UsageError where the task lacks what it needs."""
+
+
+@runtime_checkable
+class ClassifiesCalls(Protocol):
+    """An agent that can tell what it makes each of its model calls for."""
+
+    def origin(self, headers: Mapping[str, str], body: JsonObject) -> CallOrigin:
+        """By the call's headers (names in lower case) and its body (as one of chat completions)."""
+
+
+@runtime_checkable
+class HasTranscript(Protocol):
+    """An agent with a transcript of its own shape; that of the others is made from their neutral events."""
+
+    def transcript(self, raw: Iterable[JsonObject], instruction: str) -> list[JsonObject]:
+        """`[{info, parts}]`, oldest first, from its own events (`AgentEmitted.raw`); pure."""

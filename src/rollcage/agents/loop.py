@@ -12,12 +12,13 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rollcage._packing import tamed
-from rollcage.agents.base import AgentExit, Offer, Say
+from rollcage.agent_events import AgentEvent, AgentReportedError, AgentText, AgentToolCall
+from rollcage.agents.base import AgentContext, AgentExit, Emit
 from rollcage.errors import AgentError, UsageError
-from rollcage.events import AgentSaid, AgentStarted
-from rollcage.layers import Layer
-from rollcage.sandboxes.base import Bare, Sandbox
+from rollcage.events import AgentEmitted, AgentStarted
+from rollcage.json_safe import json_safe
+from rollcage.sandboxes.base import InProcessSandbox, Sandbox
+from rollcage.sandboxes.layers import Layer
 from rollcage.types import AgentSpec, JsonObject
 
 if TYPE_CHECKING:
@@ -40,27 +41,29 @@ class Loop:
     def check(self, spec: AgentSpec) -> None:
         """It can be given a system prompt, and tools that are not to be offered; there is nothing else to it."""
         if spec.config or spec.env or spec.driver:
-            raise UsageError("agent: loop takes system_prompt, enabled_tools and disabled_tools, and nothing else")
+            raise UsageError(
+                "loop takes system_prompt, enabled_tools and disabled_tools, and nothing else", argument="agent"
+            )
 
     def layers(self) -> Sequence[Layer]:
         """None."""
         return ()
 
     async def solve(
-        self, box: Sandbox, instruction: str, offer: Offer, spec: AgentSpec, *, workdir: str, say: Say
+        self, box: Sandbox, instruction: str, context: AgentContext, spec: AgentSpec, *, workdir: str, emit: Emit
     ) -> AgentExit:
         """Go round until the model calls no more tools, or a call to it fails."""
         import httpx
 
-        await say(AgentStarted(agent=self.name, version=self.version))
-        if not isinstance(box, Bare):
+        await emit(AgentStarted(agent=self.name, version=self.version))
+        if not isinstance(box, InProcessSandbox):
             raise AgentError("the agent loop works in this process; its model and tools are not to be had in a box")
         timeout = httpx.Timeout(None, connect=10)
         async with (
-            _client(box.door(_port(offer.model.base_url)), timeout) as model,
-            _client(box.door(_port(offer.tools_url)), timeout) as tools,
+            _client(box.socket_path(_port(context.model.base_url)), timeout) as model,
+            _client(box.socket_path(_port(context.tools_url)), timeout) as tools,
         ):
-            return await _Conversation(offer, spec, say, model, tools).run(instruction)
+            return await _Conversation(context, spec, emit, model, tools).run(instruction)
 
     async def log_tail(self, box: Sandbox) -> str:
         """It keeps no log."""
@@ -69,9 +72,9 @@ class Loop:
 
 class _Conversation:
     def __init__(
-        self, offer: Offer, spec: AgentSpec, say: Say, model: httpx.AsyncClient, tools: httpx.AsyncClient
+        self, context: AgentContext, spec: AgentSpec, emit: Emit, model: httpx.AsyncClient, tools: httpx.AsyncClient
     ) -> None:
-        self._offer, self._spec, self._say, self._model, self._tools = offer, spec, say, model, tools
+        self._context, self._spec, self._emit, self._model, self._tools = context, spec, emit, model, tools
         self._session = f"ses_{secrets.token_hex(8)}"
         self._parts = 0
 
@@ -82,14 +85,14 @@ class _Conversation:
         offered = await self._offered()
         turn = 0
         while True:
-            body: JsonObject = {"model": self._offer.model.model, "messages": messages}
+            body: JsonObject = {"model": self._context.model.model, "messages": messages}
             message, problem = await self._ask(body | ({"tools": offered} if offered else {}))
             if problem:
-                await self._tell(turn, "error", {"message": problem})
+                await self._say(AgentReportedError(**self._place(turn), text=problem))
                 return AgentExit(code=1, error=problem)
             messages.append(_kept(message))
             if text := message.get("content"):
-                await self._tell(turn, "text", {"type": "text", "text": str(text)})
+                await self._say(AgentText(**self._place(turn), text=json_safe(str(text))))
             calls = [call for call in _rows(message.get("tool_calls")) if isinstance(call, dict)]
             if not calls:
                 return AgentExit(code=0, error=None)
@@ -100,7 +103,7 @@ class _Conversation:
             turn += 1
 
     async def _offered(self) -> list[JsonObject]:
-        from rollcage.fleet.convert import convert_tool_format
+        from rollcage.mcp.convert import convert_tool_format
 
         listed = (await self._rpc("tools/list", {})).get("tools") or []
         wanted, unwanted = self._spec.enabled_tools, self._spec.disabled_tools
@@ -114,7 +117,7 @@ class _Conversation:
         """The model's message, or what went wrong."""
         import httpx
 
-        key = self._offer.model.key.get_secret_value()
+        key = self._context.model.key.get_secret_value()
         headers = {"authorization": f"Bearer {key}", "x-session-id": self._session}
         try:
             response = await self._model.post("/v1/chat/completions", content=_json(body), headers=headers)
@@ -136,7 +139,7 @@ class _Conversation:
         """Carry one call out; what the model is told of it."""
         function = _table(call.get("function"))
         name, written = str(function.get("name", "")), str(function.get("arguments") or "{}")
-        failed = True
+        failed, began = True, time.monotonic()
         try:
             arguments = json.loads(written, parse_constant=str)
         except (ValueError, RecursionError):
@@ -148,9 +151,18 @@ class _Conversation:
         else:
             result = await self._rpc("tools/call", {"name": name, "arguments": arguments})
             said, failed = _told(_text(result)), bool(result.get("isError"))
-        state: JsonObject = {"input": arguments if isinstance(arguments, dict) else {"arguments": written}}
-        state |= {"status": "error", "error": said} if failed else {"status": "completed", "output": said}
-        await self._tell(turn, "tool_use", {"type": "tool", "tool": name, "callID": call.get("id"), "state": state})
+        await self._say(
+            AgentToolCall(
+                **self._place(turn),
+                call_id=json_safe(str(call.get("id", ""))),
+                name=json_safe(name),
+                arguments=json_safe(arguments if isinstance(arguments, dict) else {"arguments": written}),
+                status="error" if failed else "completed",
+                result="" if failed else json_safe(said),
+                error=json_safe(said) if failed else "",
+                seconds=time.monotonic() - began,
+            )
+        )
         return said
 
     async def _rpc(self, method: str, parameters: JsonObject) -> JsonObject:
@@ -165,18 +177,18 @@ class _Conversation:
             return {"content": [{"type": "text", "text": str(refused.get("message"))}], "isError": True}
         return _table(answer.get("result"))
 
-    async def _tell(self, turn: int, kind: str, part: JsonObject) -> None:
-        """Into the log, in the words that OpenCode uses: whoever reads it need not know the agent."""
+    def _place(self, turn: int) -> dict[str, str]:
         self._parts += 1
-        names = {"id": f"prt_{self._parts:06}", "messageID": f"msg_{turn:06}", "sessionID": self._session}
-        common: JsonObject = {"type": kind, "sessionID": self._session, "timestamp": int(time.time() * 1000)}
-        await self._say(AgentSaid(data=common | ({"error": part} if kind == "error" else {"part": names | part})))
+        return {"session": self._session, "message": f"turn {turn}", "id": f"{self._parts:06}"}
+
+    async def _say(self, event: AgentEvent) -> None:
+        await self._emit(AgentEmitted(event=event))
 
 
-def _client(door: str, timeout: httpx.Timeout) -> httpx.AsyncClient:
+def _client(socket_path: str, timeout: httpx.Timeout) -> httpx.AsyncClient:
     import httpx
 
-    transport = httpx.AsyncHTTPTransport(uds=door)
+    transport = httpx.AsyncHTTPTransport(uds=socket_path)
     headers = {"content-type": "application/json"}
     return httpx.AsyncClient(
         transport=transport, base_url="http://127.0.0.1", headers=headers, timeout=timeout, trust_env=False
@@ -197,7 +209,7 @@ def _kept(message: JsonObject) -> JsonObject:
 
 def _text(result: JsonObject) -> str:
     """What a model reads of a tool's answer."""
-    from rollcage.fleet.types import ToolResult
+    from rollcage.mcp.types import ToolResult
 
     blocks = [block for block in result.get("content") or [] if isinstance(block, dict)]
     structured = result.get("structuredContent")
@@ -211,7 +223,7 @@ def _told(text: str) -> str:
 
 def _json(body: JsonObject) -> bytes:
     # httpx's own way refuses half characters and NaN, which a model can write and a tool can answer.
-    return json.dumps(tamed(body)).encode()
+    return json.dumps(json_safe(body)).encode()
 
 
 def _rows(value: Any) -> list[Any]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import anyio
 from anyio.abc import ByteReceiveStream
 
-from rollcage.agents.base import AgentExit, Offer, Say
+from rollcage.agent_events import AgentOutput
+from rollcage.agents.base import AgentContext, AgentExit, Emit
 from rollcage.errors import UsageError
-from rollcage.events import AgentSaid, AgentStarted
-from rollcage.layers import Layer
+from rollcage.events import AgentEmitted, AgentStarted
 from rollcage.sandboxes.base import Sandbox, tail
+from rollcage.sandboxes.layers import Layer
 from rollcage.types import AgentSpec
 
 _LIMIT = 64 << 10
@@ -23,38 +25,41 @@ class Shell:
     name = "shell"
     version = "1"
     own_paths: Sequence[str] = ()
+    asks_no_model = True
 
     def check(self, spec: AgentSpec) -> None:
         """It has no prompt, tools or configuration that could be set."""
         if spec.system_prompt or spec.config or spec.disabled_tools or spec.enabled_tools is not None:
-            raise UsageError("agent: shell takes only `env`; it has no system prompt, tools or configuration")
+            raise UsageError(
+                "shell takes only `env`; it has no system prompt, tools or configuration", argument="agent"
+            )
 
     def layers(self) -> Sequence[Layer]:
         """None."""
         return ()
 
     async def solve(
-        self, box: Sandbox, instruction: str, offer: Offer, spec: AgentSpec, *, workdir: str, say: Say
+        self, box: Sandbox, instruction: str, context: AgentContext, spec: AgentSpec, *, workdir: str, emit: Emit
     ) -> AgentExit:
         """Run the instruction as a bash script in the workdir; what it printed goes into the log at its end."""
-        await say(AgentStarted(agent=self.name, version=self.version))
+        await emit(AgentStarted(agent=self.name, version=self.version))
         environment = {
-            "OPENAI_BASE_URL": offer.model.base_url,
-            "OPENAI_API_KEY": offer.model.key.get_secret_value(),
-            "OPENAI_MODEL": offer.model.model,
-            **({"TOOLS_URL": offer.tools_url} if offer.tools_url else {}),
+            "OPENAI_BASE_URL": context.model.base_url,
+            "OPENAI_API_KEY": context.model.key.get_secret_value(),
+            "OPENAI_MODEL": context.model.model,
+            **({"TOOLS_URL": context.tools_url} if context.tools_url else {}),
         }
 
-        async def hear(name: str, stream: ByteReceiveStream) -> None:
+        async def read(name: Literal["stdout", "stderr"], stream: ByteReceiveStream) -> None:
             output = await tail(stream, _LIMIT)
             if output.data:
-                await say(AgentSaid(data={"type": name, "text": output.text}))
+                await emit(AgentEmitted(event=AgentOutput(stream=name, text=output.text)))
 
         async with box.spawn(["bash", "-c", instruction], env=environment | spec.env, cwd=workdir) as process:
             await process.stdin.aclose()
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(hear, "stdout", process.stdout)
-                tasks.start_soon(hear, "stderr", process.stderr)
+                tasks.start_soon(read, "stdout", process.stdout)
+                tasks.start_soon(read, "stderr", process.stderr)
             code = await process.wait()
         return AgentExit(code=code, error=None)
 

@@ -1,4 +1,7 @@
-"""The command `rollcage`: where errors become one line with a remedy, and outcomes become exit codes."""
+"""The command `rollcage`: its command groups, and how errors become one line with a remedy and an exit code.
+
+Only click is imported at the top, here and in every file that defines commands: help must come at once.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,51 @@ from contextlib import suppress
 import click
 
 from rollcage import errors
-from rollcage.cli.codes import INTERNAL, INTERRUPTED, NOT_READY, OTHER, PIPE_CLOSED, USAGE
-from rollcage.cli.commands import rollcage
+from rollcage.cli import (
+    audit,
+    completion,
+    demo,
+    doctor,
+    export,
+    fleet,
+    image,
+    model,
+    reading,
+    reverify,
+    run,
+    sandbox,
+    serve,
+)
+from rollcage.cli.codes import BROKEN, HELP, INTERNAL, INTERRUPTED, NOT_READY, PIPE_CLOSED, USAGE
 
-__all__ = ["main"]
+__all__ = ["main", "rollcage"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog=HELP)
+@click.version_option(package_name="rollcage", message="rollcage %(version)s")
+def rollcage() -> None:
+    """Runs real coding agents in isolated boxes and brings back training-grade rollouts.
+
+    \b
+    Start here:
+      rollcage doctor                          is this machine ready?
+      rollcage demo                            one rollout, with a scripted model
+      rollcage run TASK.toml --endpoint vllm   one rollout, with yours (VLLM_URL)
+    """
+
+
+for _command in (
+    *(demo.demo, run.run, run.watch, run.abort, reading.ls, reading.show, serve.serve, doctor.doctor, doctor.setup),
+    *(audit.audit, reverify.reverify, export.export, image.image, model.model, sandbox.sandbox, fleet.fleet),
+    completion.completion,
+):
+    rollcage.add_command(_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
+    if arguments is None and (asked := os.environ.get(completion.VARIABLE)):
+        sys.exit(completion.answer(rollcage, asked))
     given = list(sys.argv[1:] if arguments is None else arguments)
     code = _code(given)
     try:
@@ -26,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = PIPE_CLOSED
     except (OSError, ValueError, AttributeError) as error:
         _complain(f"rollcage: cannot write to standard output: {error}")
-        code = code or OTHER
+        code = code or BROKEN
     with suppress(OSError, ValueError, AttributeError):
         # Python flushes once more on its way out, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -43,26 +83,32 @@ def _code(arguments: Sequence[str]) -> int:
         # Not `rollcage.main`: it would answer a closed pipe with an exit code of its own.
         with rollcage.make_context("rollcage", list(arguments)) as context:
             return int(rollcage.invoke(context) or 0)
-    except BaseException as raised:  # noqa: BLE001 - the edge: whatever arrives here is told in one line
+    except BaseException as raised:  # noqa: BLE001 - the edge: whatever arrives here becomes one line
         for error in _leaves(raised):
             if isinstance(error, SystemExit | click.exceptions.Exit):
                 return _exit_code(error)
             if isinstance(error, KeyboardInterrupt | click.Abort):
-                return _tell(arguments, "interrupted", "interrupted", INTERRUPTED)
+                return _report(arguments, "interrupted", "interrupted", INTERRUPTED)
             if isinstance(error, BrokenPipeError):
                 return PIPE_CLOSED
             if isinstance(error, click.exceptions.NoArgsIsHelpError):
                 click.echo(error.format_message())
                 return USAGE
             if isinstance(error, click.ClickException):
-                return _tell(arguments, _click_message(error), "usage", USAGE)
+                return _report(arguments, _click_message(error), "usage", USAGE)
             if isinstance(error, errors.RollcageError):
                 _trace(raised)
-                return _tell(arguments, str(error), _word(error), _code_of(error))
+                return _report(arguments, error.told(_as_option), _word(error), _code_of(error))
         _trace(raised)
         first = next(_leaves(raised))
         message = f"internal error: {type(first).__name__}: {first}; set ROLLCAGE_DEBUG=1 to see where, and report it"
-        return _tell(arguments, message, "internal_error", INTERNAL)
+        return _report(arguments, message, "internal_error", INTERNAL)
+
+
+def _as_option(argument: str) -> str:
+    from rollcage.cli.request import as_option
+
+    return as_option(argument)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -75,7 +121,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 def _exit_code(error: SystemExit | click.exceptions.Exit) -> int:
     code = error.exit_code if isinstance(error, click.exceptions.Exit) else error.code
-    return code if isinstance(code, int) else 0 if code is None else OTHER
+    return code if isinstance(code, int) else 0 if code is None else BROKEN
 
 
 def _click_message(error: click.ClickException) -> str:
@@ -104,8 +150,8 @@ def _code_of(error: errors.RollcageError) -> int:
     return USAGE if isinstance(error, errors.UsageError | errors.UnknownRollout) else NOT_READY
 
 
-def _tell(arguments: Sequence[str], message: str, word: str, code: int) -> int:
-    """Say it on stderr, one line per problem; where JSON was asked for, stdout still gets its one document."""
+def _report(arguments: Sequence[str], message: str, word: str, code: int) -> int:
+    """Write it to stderr, one line per problem; with --json, stdout still gets its one document."""
     from rollcage.cli.text import clean
 
     lines = [line for line in clean(message).split("\n") if line.strip()] or ["unknown error"]
@@ -129,7 +175,7 @@ def _trace(error: BaseException) -> None:
     from rollcage.settings import Settings
 
     with suppress(errors.UsageError):
-        if Settings.from_environ(os.environ).debug:
+        if Settings.from_environ().debug:
             import traceback
 
             traceback.print_exception(error, file=sys.stderr)

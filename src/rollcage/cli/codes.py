@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-SUCCEEDED = 0
-"""The rollout succeeded; the command did what it was asked to."""
-OTHER = 1
-"""The rollout ended in another outcome."""
+OK = 0
+"""The command did its work; a rollout was scored, or there was nothing to verify."""
+BROKEN = 1
+"""The rollout has no reward because something broke; or a check failed."""
 USAGE = 2
-"""Bad input: an option, a task file, an id nobody knows."""
+"""Bad input: an option, a task file, an unknown id."""
 NOT_READY = 3
 """This machine, its log or the endpoint is not ready."""
+BELOW = 4
+"""The reward is below `--require`, or there is none to compare."""
 INTERNAL = 70
 """A fault of rollcage's own."""
 INTERRUPTED = 130
@@ -19,9 +21,10 @@ PIPE_CLOSED = 141
 
 HELP = """\b
 Exit codes:
-  0    the rollout succeeded, the command did what it was asked to
-  1    the rollout ended in another outcome (rollcage show ID says which)
-  2    bad input: an option, a task file, an id nobody knows
+  0    done; the rollout was scored (whatever its reward), or there was nothing to verify
+  1    the rollout has no reward because something broke (rollcage show ID says what)
+  2    bad input: an option, a task file, an unknown id
   3    this machine or the endpoint is not ready (rollcage doctor says why)
+  4    the reward is below --require
   130  interrupted
 """

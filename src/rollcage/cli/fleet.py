@@ -1,15 +1,30 @@
-"""What can be typed after `rollcage fleet`. Only click is imported here: help must come at once."""
+"""`rollcage fleet`: provision remote environments, list and call their tools. Heavy parts are imported when used.
+
+Each command provisions at most one instance and releases it.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from rollcage.cli import codes
+from rollcage.cli.fleet_demo import demo
+from rollcage.cli.options import JSON, Derived
+from rollcage.errors import SetupError, UsageError
+
+if TYPE_CHECKING:
+    from rollcage.cli.output import Style
+    from rollcage.environments.fleet import RemoteEnvironment
+    from rollcage.settings import Settings
+
 F = TypeVar("F", bound=Callable[..., Any])
 
-JSON = click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout, and nothing else.")
 KEY = click.argument("env_key", metavar="KEY")
 SEED = click.option("--seed", type=int, help="The environment is reset with it first.")
 
@@ -48,44 +63,18 @@ def _instance_options(command: F) -> F:
     return command
 
 
-def _part(name: str) -> Any:
-    """What carries a command out; it needs packages that come with an extra."""
-    from importlib import import_module
-
-    try:
-        return import_module(f"rollcage.cli.{name}")
-    except ModuleNotFoundError as error:
-        from rollcage.errors import SetupError
-
-        if (error.name or "").startswith("rollcage"):
-            raise
-        raise SetupError(f"remote environments need the package {error.name}: pip install 'rollcage[fleet]'") from error
-
-
-AGENT_OPTIONS = {
-    "instruction": click.option("--instruction", "-i", metavar="TEXT", help="What the agent shall do there."),
-    "endpoint": click.option("--endpoint-kind", "-e", "endpoint", metavar="KIND", help="Who thinks: vllm, openai, ..."),
-    "base_url": click.option("--base-url", metavar="URL", help="The model's address."),
-    "model": click.option("--model", "-m", metavar="NAME", help="The model's name there."),
-    "agent": click.option("--agent", metavar="NAME", help="opencode, or loop, which needs no box."),
-    "verifier": click.option("--verifier", metavar="FILE", help="Python that judges the environment's data."),
-}
-
-
-def _agent_options(command: F) -> F:
-    """Who works on the environment, and how that is judged."""
-    for option in reversed(AGENT_OPTIONS.values()):
-        command = option(command)
-    return command
+AGENT_ARGUMENTS = ("instruction", "endpoint", "base_url", "model", "agent", "verifier")
+"""Arguments of a rollout on an environment; their options are made by `cli.request.fleet_options`."""
 
 
 @click.group()
 def fleet() -> None:
-    """Remote environments: provision them, look at their tools, call them.
+    """Remote environments: provision them, call their tools.
 
-    The key is FLEET_API_KEY. Whatever a command provisions is released when it ends. Without a key:
+    The key is FLEET_API_KEY. Whatever a command provisions is released when it ends.
 
     \b
+    Example, without a key:
       rollcage fleet demo
     """
 
@@ -94,16 +83,24 @@ def fleet() -> None:
 @click.option("--instances", is_flag=True, help="What runs now, instead of what could.")
 @JSON
 def ls(instances: bool, as_json: bool) -> int:
-    """List the environments this key may use."""
-    code: int = _part("fleet_commands").ls(instances, as_json)
-    return code
+    """List the environments this key may use.
+
+    \b
+    Example:
+      rollcage fleet ls --json | jq -r '.[].key'
+    """
+    import anyio
+
+    from rollcage.cli.output import environment
+
+    _need_packages()
+    return anyio.run(_ls, environment(), instances, as_json)
 
 
-@fleet.command()
+@fleet.command(cls=Derived, made_by="fleet_options")
 @KEY
 @click.argument("task", required=False, metavar="[TASK.toml]")
 @SEED
-@_agent_options
 @_instance_options
 @JSON
 def run(env_key: str, task: str | None, seed: int | None, as_json: bool, **options: Any) -> int:
@@ -111,19 +108,31 @@ def run(env_key: str, task: str | None, seed: int | None, as_json: bool, **optio
 
     With a task file or --instruction this is rollcage run --environment fleet:KEY. Without, the environment is
     provisioned, reset and released, and its tools are listed.
+
+    \b
+    Examples:
+      rollcage fleet run ticket-desk
+      rollcage fleet run ticket-desk TASK.toml --seed 7 --agent loop
     """
-    rollout = {name: options.pop(name) for name in AGENT_OPTIONS}
+    import anyio
+
+    from rollcage.cli.interrupts import stoppable
+    from rollcage.cli.output import environment
+    from rollcage.cli.request import typed_task
+    from rollcage.cli.run import run_file
+
+    rollout = {name: options.pop(name) for name in AGENT_ARGUMENTS}
     if task is not None or rollout["instruction"] is not None:
         if given := [name for name, value in options.items() if value not in (None, ())]:
             option = given[0].removesuffix("_s").replace("_", "-")
             raise click.UsageError(f"--{option}: goes without a task only; a rollout provisions with the defaults")
-        style = "json" if as_json else "view"
-        worked: int = _part("environments").run(env_key, task, {**rollout, "environment_seed": seed}, style)
-        return worked
+        style: Style = "json" if as_json else "view"
+        file = typed_task(task, {**rollout, "environment_seed": seed, "environment": f"fleet:{env_key}"})
+        return anyio.run(run_file, environment(), file, style, backend_options={"use_uvloop": True})
     if given := [name for name, value in rollout.items() if value is not None]:
         raise click.UsageError(f"--{given[0].replace('_', '-')}: goes with a task or --instruction")
-    code: int = _part("fleet_commands").run(env_key, seed, options, as_json)
-    return code
+    _need_packages()
+    return anyio.run(stoppable, lambda: _try_out(environment(), env_key, seed, options, as_json))
 
 
 @fleet.command()
@@ -131,9 +140,19 @@ def run(env_key: str, task: str | None, seed: int | None, as_json: bool, **optio
 @_instance_options
 @JSON
 def tools(env_key: str, as_json: bool, **options: Any) -> int:
-    """Show the tools of an environment; with --json in OpenAI's format."""
-    code: int = _part("fleet_commands").tools(env_key, options, as_json)
-    return code
+    """Show the tools of an environment; with --json in OpenAI's format.
+
+    \b
+    Example:
+      rollcage fleet tools ticket-desk
+    """
+    import anyio
+
+    from rollcage.cli.interrupts import stoppable
+    from rollcage.cli.output import environment
+
+    _need_packages()
+    return anyio.run(stoppable, lambda: _tools(environment(), env_key, options, as_json))
 
 
 @fleet.command()
@@ -150,31 +169,154 @@ def tools(env_key: str, as_json: bool, **options: Any) -> int:
 @_instance_options
 @JSON
 def call(env_key: str, tool: str, arguments: str, seed: int | None, as_json: bool, **options: Any) -> int:
-    """Call one tool of a fresh instance. ARGS is a JSON object; - reads it from stdin."""
-    code: int = _part("fleet_commands").call(env_key, (tool, arguments), seed, options, as_json)
-    return code
+    """Call one tool of a fresh instance. ARGS is a JSON object; - reads it from stdin.
 
-
-@fleet.command()
-@click.option("--seed", type=int, default=7, show_default=True, help="Decides who was charged twice.")
-@click.option("--serve", is_flag=True, help="Keep the local Fleet running and say how to reach it.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="With --serve; 0: any free one.")
-@click.option("--agent", type=click.Choice(["opencode", "loop"]), help="A rollout: this agent, a scripted model.")
-@JSON
-def demo(seed: int, serve: bool, port: int, agent: str | None, as_json: bool) -> int:
-    """Try it all without a key, on a local Fleet: a ticket desk on this machine.
-
-    A small script plays the agent: it works on a task through the tools, the environment's verifier scores it, a server
-    is restarted under it, and the instance is released. The same seed gives the same output. With --agent it is a whole
-    rollout: the real OpenCode in a box (or the plain loop) does the work, and every turn is captured.
+    \b
+    Example:
+      rollcage fleet call ticket-desk list_tickets '{"limit": 3}'
     """
-    if port and not serve:
-        raise click.UsageError("--port goes with --serve")
-    if agent is not None:
-        if serve:
-            raise click.UsageError("--agent and --serve do not go together")
-        rollout: int = _part("environments").demo(agent, seed, "json" if as_json else "view")
-        return rollout
-    part = _part("fleet_demo")
-    code: int = part.serve(port, as_json) if serve else part.demo(seed, as_json)
-    return code
+    import anyio
+
+    from rollcage.cli.interrupts import stoppable
+    from rollcage.cli.output import environment
+
+    _need_packages()
+    what = (tool, arguments_of(arguments))
+    return anyio.run(stoppable, lambda: _call(environment(), env_key, what, seed, options, as_json))
+
+
+fleet.add_command(demo)
+
+
+def _need_packages() -> None:
+    """SetupError where the packages of the extra are missing."""
+    try:
+        import rollcage.environments.fleet
+        import rollcage.mcp.guarded  # noqa: F401
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("rollcage"):
+            raise
+        raise SetupError(f"remote environments need the package {error.name}: pip install 'rollcage[fleet]'") from error
+
+
+async def _ls(settings: Settings, instances: bool, as_json: bool) -> int:
+    from rollcage.cli.fleet_tables import table_of
+    from rollcage.cli.output import write_json
+    from rollcage.cli.screen import screen
+    from rollcage.environments.fleet import sdk
+    from rollcage.mcp import guarded
+
+    async with guarded.client(timeout=30) as http:
+        client = sdk.fleet(settings.fleet.api_key, settings.fleet.base_url, http)
+        if instances:
+            rows = [
+                {"instance_id": one.instance_id, "env_key": one.env_key, "version": one.version, "status": one.status}
+                for one in await sdk.instances(client)
+            ]
+        else:
+            rows = [
+                {"key": one.key, "version": one.default_version, "description": one.description}
+                for one in await sdk.environments(client)
+            ]
+    if as_json:
+        write_json(rows)
+    elif rows:
+        screen(settings).put([table_of(list(rows[0]), [list(row.values()) for row in rows])])
+    else:
+        screen(settings).print("nothing runs" if instances else "this key may use no environment")
+    return codes.OK
+
+
+async def _try_out(settings: Settings, env_key: str, seed: int | None, given: dict[str, Any], as_json: bool) -> int:
+    from rollcage.cli.fleet_tables import plain, plane
+    from rollcage.cli.output import write_json
+    from rollcage.cli.screen import screen
+    from rollcage.cli.text import one_line
+
+    async with _open(settings, env_key, given) as env:
+        reset = await env.reset(seed)
+        listed = await env.tools.list_tools()
+        report = env.tools.report()
+    if as_json:
+        found = {"key": env.key, "instance_id": env.instance_id, "reset": reset.message, "released": True}
+        write_json({**found, "tools": listed.names, "report": plain(report)})
+    else:
+        console = screen(settings)
+        console.print(f"provisioned  {one_line(env.key, 90)}, instance {one_line(env.instance_id, 90)}")
+        console.print(f"reset        {one_line(reset.message, 90) or 'done'}")
+        console.put(plane(listed, report))
+        console.print("released")
+    return codes.OK
+
+
+async def _tools(settings: Settings, env_key: str, given: dict[str, Any], as_json: bool) -> int:
+    from rich.text import Text
+
+    from rollcage.cli.fleet_tables import details, plain, plane
+    from rollcage.cli.output import write_json
+    from rollcage.cli.screen import screen
+
+    async with _open(settings, env_key, given) as env:
+        listed = await env.tools.list_tools()
+        report = env.tools.report()
+    if as_json:
+        raw = {tool.name: {"endpoint": tool.endpoint, "tool": tool.raw} for tool in listed.offered}
+        write_json({"tools": listed.tools, "raw": raw, "report": plain(report)})
+    else:
+        screen(settings).put([*plane(listed, report), Text(""), *details(listed)])
+    return codes.OK
+
+
+async def _call(
+    settings: Settings,
+    env_key: str,
+    what: tuple[str, dict[str, Any]],
+    seed: int | None,
+    given: dict[str, Any],
+    as_json: bool,
+) -> int:
+    from rollcage.cli.output import write_json
+    from rollcage.cli.screen import screen
+    from rollcage.cli.text import clean, one_line, seconds_of
+
+    tool, arguments = what
+    async with _open(settings, env_key, given) as env:
+        if seed is not None:
+            await env.reset(seed)
+        result = await env.tools.call_tool(tool, arguments)
+    if as_json:
+        write_json(result)
+    else:
+        # To a person, and to whatever reads stdout: the answer alone.
+        screen(settings).out(clean(result.text), highlight=False)
+        where = f"{result.tool} on {result.endpoint}, {seconds_of(result.seconds)}; {env.instance_id} released"
+        print(f"rollcage: {one_line(where, 200)}", file=sys.stderr)
+    return codes.OK
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """The JSON object of the command line, or of stdin."""
+    try:
+        arguments = json.loads(sys.stdin.read() if text == "-" else text)
+    except ValueError as error:
+        raise UsageError(f"ARGS: this is no JSON ({error}); an object is needed, such as '{{\"limit\": 3}}'") from error
+    if not isinstance(arguments, dict):
+        raise UsageError("ARGS: a JSON object is needed, such as '{\"limit\": 3}'")
+    return arguments
+
+
+def _open(settings: Settings, env_key: str, given: dict[str, Any]) -> AbstractAsyncContextManager[RemoteEnvironment]:
+    from rollcage.environments import fleet as fleets
+
+    options = {name: value for name, value in given.items() if value is not None and value != ()}
+    if "endpoints" in options:
+        options["endpoints"] = dict(_endpoint(text) for text in options["endpoints"])
+    known = settings.fleet
+    return fleets.open(env_key, api_key=known.api_key, **{"base_url": known.base_url, **options})
+
+
+def _endpoint(text: str) -> tuple[str, str]:
+    name, found, url = text.partition("=")
+    if not found or not name or "/" in name:
+        raise UsageError(f"--endpoint: {text!r} is not NAME=URL")
+    return name, url

@@ -1,4 +1,7 @@
-"""`rollcage fleet demo`: both planes on a local Fleet, from provisioning to release, without a key."""
+"""`rollcage fleet demo`: remote environments on a local Fleet, from provisioning to release, without a key.
+
+Heavy parts are imported when used.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +9,64 @@ import json
 import logging
 import shlex
 import signal
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import anyio
-from rich.table import Table
-from rich.text import Text
+import click
 
-import rollcage.fleet
 from rollcage.cli import codes
-from rollcage.cli.output import environment, program, write_json
-from rollcage.cli.screen import Screen, screen
-from rollcage.cli.text import one_line, reward_text
+from rollcage.cli.options import JSON
 from rollcage.errors import SetupError
-from rollcage.fleet import NotOffered, RemoteEnvironment, ToolError
-from rollcage.settings import Settings
+
+if TYPE_CHECKING:
+    from rollcage.cli.output import Style
+    from rollcage.cli.screen import Screen
+    from rollcage.environments.fleet import RemoteEnvironment
+    from rollcage.settings import Settings
+    from rollcage.simulators.fleet import FleetRuntime
 
 KEY = "ticket-desk"
 
 
-def demo(seed: int, as_json: bool) -> int:
-    """`rollcage fleet demo`."""
+@click.command()
+@click.option("--seed", type=int, default=7, show_default=True, help="Decides who was charged twice.")
+@click.option("--serve", is_flag=True, help="Keep the local Fleet running and print how to reach it.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="With --serve; 0: any free one.")
+@click.option("--agent", type=click.Choice(["opencode", "loop"]), help="A rollout: this agent, a scripted model.")
+@JSON
+def demo(seed: int, serve: bool, port: int, agent: str | None, as_json: bool) -> int:
+    """Try it all without a key, on a local Fleet: a ticket desk on this machine.
+
+    A small script plays the agent: it works on a task through the tools, the environment's verifier scores it, a server
+    is restarted under it, and the instance is released. The same seed gives the same output. With --agent it is a whole
+    rollout: the real OpenCode in a box (or the plain loop) does the work, and every turn is captured.
+
+    \b
+    Examples:
+      rollcage fleet demo
+      rollcage fleet demo --agent loop --json | jq .reward
+    """
+    if port and not serve:
+        raise click.UsageError("--port goes with --serve")
+    if agent is not None and serve:
+        raise click.UsageError("--agent and --serve do not go together")
+    import anyio
+
+    from rollcage.cli.output import write_json
+    from rollcage.cli.screen import screen
+
     settings = _quiet()
-    show = _Transcript(screen(settings), as_json)
-    anyio.run(_demo, seed, show)
+    if agent is not None:
+        style: Style = "json" if as_json else "view"
+        return anyio.run(_rollout, settings, agent, seed, style, backend_options={"use_uvloop": True})
+    if serve:
+        return anyio.run(_serve, port, as_json)
+    transcript = _Transcript(screen(settings), as_json)
+    anyio.run(_demo, seed, transcript)
+    facts = transcript.facts
     if as_json:
-        write_json({"seed": seed, **show.facts})
-    return codes.SUCCEEDED if show.facts["reward"] == 1.0 and show.facts["left_running"] == 0 else codes.OTHER
-
-
-def serve(port: int, as_json: bool) -> int:
-    """`rollcage fleet demo --serve`."""
-    _quiet()
-    return anyio.run(_serve, port, as_json)
+        write_json({"seed": seed, **facts})
+    return codes.OK if facts["reward"] == 1.0 and facts["left_running"] == 0 else codes.BROKEN
 
 
 class _Transcript:
@@ -49,11 +78,16 @@ class _Transcript:
 
     def title(self, text: str) -> None:
         """A new part."""
+        from rich.text import Text
+
         if not self._silent:
             self._console.print(Text(f"\n{text}", style="bold"))
 
     def line(self, name: str, text: str) -> None:
         """One thing that happened."""
+        from rich.table import Table
+        from rich.text import Text
+
         if self._silent:
             return
         row = Table.grid(padding=(0, 2))
@@ -64,10 +98,13 @@ class _Transcript:
 
 
 async def _demo(seed: int, show: _Transcript) -> None:
-    from rollcage.testing.fleet_runtime import INSTRUCTION, VERIFIER, FleetRuntime
+    from rollcage.cli.text import reward_text
+    from rollcage.environments import fleet as fleets
+    from rollcage.environments.fleet import NotOffered
+    from rollcage.simulators.fleet import INSTRUCTION, VERIFIER, FleetRuntime
 
     async with FleetRuntime() as fleet:
-        async with rollcage.fleet.open(KEY, api_key=fleet.key, base_url=fleet.base_url) as env:
+        async with fleets.open(KEY, api_key=fleet.key, base_url=fleet.base_url) as env:
             show.title("HTTP plane: the orchestrator's (a local Fleet, driven by Fleet's own SDK)")
             show.line("provisioned", f"{env.key}, instance {env.instance_id}")
             show.line("reset", f"{(await env.reset(seed)).message} with seed {seed}")
@@ -112,6 +149,9 @@ async def _work(env: RemoteEnvironment, show: _Transcript) -> int:
 
 
 async def _call(env: RemoteEnvironment, show: _Transcript, tool: str, arguments: dict[str, Any]) -> Any:
+    from rollcage.cli.text import one_line
+    from rollcage.environments.fleet import ToolError
+
     show.line("call", f"{tool} {json.dumps(arguments)}")
     try:
         result = await env.tools.call_tool(tool, arguments)
@@ -125,11 +165,14 @@ async def _call(env: RemoteEnvironment, show: _Transcript, tool: str, arguments:
 
 
 async def _serve(port: int, as_json: bool) -> int:
-    from rollcage.testing.fleet_runtime import ENVIRONMENTS, FleetRuntime
+    import anyio
+
+    from rollcage.cli.output import program, write_json
+    from rollcage.simulators.fleet import ENVIRONMENTS, FleetRuntime
 
     async with FleetRuntime(port=port) as fleet:
         values = {"FLEET_BASE_URL": fleet.base_url, "FLEET_API_KEY": fleet.key}
-        # From here on, being stopped is how it ends: so listen for that before anybody is told.
+        # From here on, being stopped is how it ends: so listen for that before its address is printed.
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             if as_json:
                 write_json({"base_url": fleet.base_url, "api_key": fleet.key, "environments": list(ENVIRONMENTS)})
@@ -140,14 +183,45 @@ async def _serve(port: int, as_json: bool) -> int:
                 print("\n".join([head, "", "In another shell:", *exports, *tries, "", "Ctrl-C stops it."]), flush=True)
             async for _ in signals:
                 break
-    return codes.SUCCEEDED
+    return codes.OK
+
+
+async def _rollout(settings: Settings, agent: str, seed: int, style: Style) -> int:
+    """A real agent, a scripted model, a local Fleet."""
+    from rollcage.cli.run import run_file
+    from rollcage.simulators.fleet import FleetRuntime
+    from rollcage.simulators.fleet.task import desk_task
+    from rollcage.tasks import TaskFile
+    from rollcage.types import AgentSpec
+
+    task = desk_task(seed, prefix="" if agent == "loop" else "env_")
+    file = TaskFile(path=Path(), task=task, agent=AgentSpec(name=agent), environment=f"fleet:{KEY}")
+    async with FleetRuntime() as fleet:
+        return await run_file(_settings_for(fleet, settings), file, style)
+
+
+def _settings_for(fleet: FleetRuntime, settings: Settings) -> Settings:
+    """The settings, with this local Fleet in place of any other."""
+    from pydantic import SecretStr
+
+    from rollcage.settings import FleetSettings
+
+    known = FleetSettings(api_key=SecretStr(fleet.key), base_url=fleet.base_url)
+    return settings.model_copy(update={"fleet": known})
 
 
 def _quiet() -> Settings:
+    """The settings; SetupError where the packages of the extra are missing."""
+    from rollcage.cli.output import environment
+
     settings = environment()
     try:
         import fastmcp  # noqa: F401 - it sets up its own logging when it is imported
-    except ImportError as error:
+
+        import rollcage.simulators.fleet  # noqa: F401
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("rollcage"):
+            raise
         raise SetupError("the local Fleet needs more packages: pip install 'rollcage[fleet]'") from error
     if not settings.debug:
         # It writes every tool that fails to stderr, with a traceback.

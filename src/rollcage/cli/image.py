@@ -1,12 +1,25 @@
-"""What can be typed after `rollcage image`. Only click is imported here: help must come at once."""
+"""`rollcage image`: make, list and remove prebaked boxes. Heavy parts are imported when used."""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-JSON = click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout, and nothing else.")
+from rollcage.cli import codes
+from rollcage.cli.options import JSON
+from rollcage.errors import UsageError
+
+if TYPE_CHECKING:
+    from rollcage.sandboxes.images.build import Built, Recipe, Say
+    from rollcage.sandboxes.images.catalog import Image, ImageStore
+    from rollcage.sandboxes.local.provider import LocalProvider
+    from rollcage.types import JsonObject
+
 ENV = click.option(
     "--env", multiple=True, metavar="NAME=VALUE", help="For every command of its boxes; $PATH is the PATH so far."
 )
@@ -15,9 +28,12 @@ REBUILD = click.option("--rebuild", is_flag=True, help="Make it even if nothing 
 
 @click.group()
 def image() -> None:
-    """Prebaked boxes: packages of a task, or a whole system, ready before the rollout starts.
+    """Prebaked boxes: a task's packages, or a whole system.
+
+    They are ready before the rollout starts.
 
     \b
+    Example:
       rollcage image build pandas --setup 'pip install pandas' --allow-host index.example
       rollcage run TASK.toml --template pandas
     """
@@ -42,10 +58,21 @@ def build(name: str, as_json: bool, **options: Any) -> int:
 
     The same commands on the same base are not run again. pip and npm -g install below home; programs there are found
     by name in every later box of the image.
-    """
-    from rollcage.cli import images
 
-    return images.build(name, options, as_json)
+    \b
+    Example:
+      rollcage image build pandas --setup 'pip install pandas' --allow-host index.example
+    """
+    import anyio
+
+    recipe = _recipe(options)
+
+    async def make(boxes: LocalProvider, say: Say) -> Built:
+        from rollcage.sandboxes.images.build import LayerBuilder
+
+        return await LayerBuilder(boxes).build(name, recipe, say, rebuild=options["rebuild"])
+
+    return anyio.run(_make, make, as_json)
 
 
 @image.command("import")
@@ -69,41 +96,106 @@ def import_(name: str, source: str, as_json: bool, **options: Any) -> int:
     A folder or a tar archive, as docker or podman export or save it.
 
     \b
+    Example:
       docker save some/image > some.tar
       rollcage image import some some.tar --workdir /testbed
     """
-    from rollcage.cli import images
+    import anyio
 
-    return images.import_(name, source, options, as_json)
+    from rollcage.sandboxes.images.imports import ImageSource, import_image
+
+    system = ImageSource(
+        path=Path(source).absolute(),
+        workdir=options["workdir"] or "",
+        writable=options["writable"],
+        env=_variables(options["env"]),
+        max_gb=options["max_gb"],
+    )
+
+    async def take(boxes: LocalProvider, say: Say) -> Built:
+        return await import_image(boxes, name, system, say, rebuild=options["rebuild"])
+
+    return anyio.run(_make, take, as_json)
 
 
 @image.command()
 @JSON
 def ls(as_json: bool) -> int:
-    """List images: name, size, age, and what each was made from."""
-    from rollcage.cli import images
+    """List images: name, size, age, and what each was made from.
 
-    return images.ls(as_json)
+    \b
+    Example:
+      rollcage image ls --json | jq -r '.[].name'
+    """
+    from rollcage.cli.output import program, write_json
+    from rollcage.cli.text import one_line, seconds_of
+
+    images = _images()
+    rows = [_row(images, image) for image in images.all()]
+    if as_json:
+        write_json(rows)
+        return codes.OK
+    if not rows:
+        print(f"no images yet; {program()} image build makes one")
+    width = max((len(row["name"]) for row in rows), default=0)
+    for row in rows:
+        age = seconds_of(max(0.0, time.time() - row["created_at"]))
+        print(f"{row['name']:<{width}}  {_size(row['bytes']):>8}  {age:>12}  {one_line(row['source'], 80)}")
+    return codes.OK
 
 
 @image.command()
 @click.argument("name")
 @JSON
 def show(name: str, as_json: bool) -> int:
-    """Show one image."""
-    from rollcage.cli import images
+    """Show one image: size, source, system, variables and the layers it is made of.
 
-    return images.show(name, as_json)
+    \b
+    Example:
+      rollcage image show pandas
+    """
+    from rollcage.cli.output import write_json
+    from rollcage.cli.text import clean
+
+    images = _images()
+    row = _row(images, images.get(name))
+    if as_json:
+        write_json(row)
+        return codes.OK
+    print(f"{row['name']}  {_size(row['bytes'])}")
+    print(f"made from  {clean(row['source'])}")
+    print(f"system     {'its own' if row['whole'] else 'the one of this machine'}")
+    for variable, value in row["env"].items():
+        print(f"env        {clean(variable)}={clean(value)}")
+    for part in row["parts"]:
+        print(f"part       {images.layers.folder / part}")
+    return codes.OK
 
 
 @image.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @JSON
 def rm(names: tuple[str, ...], as_json: bool) -> int:
-    """Remove images. One that an open box uses is not removed."""
-    from rollcage.cli import images
+    """Remove images. One that an open box uses is not removed.
 
-    return images.rm(names, as_json)
+    \b
+    Example:
+      rollcage image rm pandas
+    """
+    import anyio
+
+    from rollcage.cli.output import write_json
+
+    images = _images()
+    for name in names:
+        images.get(name)
+    for name in names:
+        anyio.run(images.remove, name)
+        if not as_json:
+            print(f"{name} is removed")
+    if as_json:
+        write_json({"removed": list(names)})
+    return codes.OK
 
 
 @image.command()
@@ -111,7 +203,120 @@ def rm(names: tuple[str, ...], as_json: bool) -> int:
 @click.option("--setup", multiple=True, metavar="COMMAND", help="Bash, run as root with a network; may be repeated.")
 @JSON
 def e2b(name: str, setup: tuple[str, ...], as_json: bool) -> int:
-    """Build the template NAME in E2B's cloud, with the agent baked in."""
-    from rollcage.cli import e2b_image
+    """Build the template NAME in E2B's cloud, with the agent baked in.
 
-    return e2b_image.build(name, setup, as_json)
+    \b
+    Example:
+      rollcage image e2b rollcage
+      rollcage run TASK.toml --sandbox e2b --template rollcage
+    """
+    import anyio
+
+    return anyio.run(_e2b, name, setup, as_json)
+
+
+async def _e2b(name: str, setup: Sequence[str], as_json: bool) -> int:
+    from rollcage.cli.output import environment, program, write_json
+    from rollcage.sandboxes.e2b.template import TemplateRecipe, build_template
+    from rollcage.wiring import agent, e2b_provider
+
+    settings = environment()
+    async with e2b_provider(settings) as provider:
+        recipe = TemplateRecipe(layers=agent(settings).layers(), setup=setup)
+        template_id = await build_template(provider, name, recipe, _progress(as_json))
+    if as_json:
+        write_json({"name": name, "template_id": template_id})
+    else:
+        print(f"{name} is ready at E2B: {program()} run TASK.toml --sandbox e2b --template {name}")
+    return codes.OK
+
+
+async def _make(make: Callable[[LocalProvider, Say], Awaitable[Built]], as_json: bool) -> int:
+    import anyio
+
+    from rollcage.cli.interrupts import cancel_at_signal
+    from rollcage.cli.output import environment, program, write_json
+    from rollcage.cli.text import seconds_of
+    from rollcage.wiring import provider
+
+    started, built = time.monotonic(), None
+    async with anyio.create_task_group() as tasks, provider(environment()) as boxes:
+        tasks.start_soon(cancel_at_signal, tasks.cancel_scope)
+        built = await make(boxes, _progress(as_json))
+        size = await anyio.to_thread.run_sync(boxes.images.size, built.image)
+        tasks.cancel_scope.cancel()
+    if built is None:
+        return codes.INTERRUPTED
+    image, took = built.image, time.monotonic() - started
+    if as_json:
+        write_json({**image.model_dump(mode="json"), "bytes": size, "new": built.new, "seconds": took})
+    elif built.new:
+        print(
+            f"{image.name} is ready ({_size(size)}, {seconds_of(took)}): "
+            f"{program()} run TASK.toml --template {image.name}"
+        )
+    else:
+        print(f"{image.name} is there already, from the same ({_size(size)}); --rebuild makes it anew")
+    return codes.OK
+
+
+def _progress(as_json: bool) -> Say:
+    """Where the lines of a build go: to stderr, unless only JSON is wanted."""
+    from rollcage.cli.text import one_line
+
+    def say(line: str) -> None:
+        if not as_json:
+            print(one_line(line), file=sys.stderr, flush=True)
+
+    return say
+
+
+def _images() -> ImageStore:
+    from rollcage.cli.output import environment
+    from rollcage.wiring import provider
+
+    return provider(environment()).images
+
+
+def _row(images: ImageStore, image: Image) -> JsonObject:
+    return {**image.model_dump(mode="json"), "bytes": images.size(image)}
+
+
+def _recipe(options: Mapping[str, Any]) -> Recipe:
+    from rollcage.sandboxes.images.build import Recipe
+    from rollcage.tasks import load
+
+    recipe = Recipe(
+        base=options["base"] or "",
+        packages=options["packages"],
+        sources=options["sources"],
+        setup=options["setup"],
+        env=_variables(options["env"]),
+        hosts=options["hosts"],
+        timeout_s=options["timeout"] or Recipe().timeout_s,
+    )
+    if options["file"]:
+        file = load(options["file"])
+        recipe = recipe.model_copy(
+            update={
+                "base": recipe.base or file.sandbox.template,
+                "setup": (*file.task.setup, *recipe.setup),
+                "files": file.task.files,
+                "workdir": file.task.workdir,
+                "hosts": (*file.sandbox.setup_hosts, *recipe.hosts),
+            }
+        )
+    limits = {name: options[name] for name in ("disk_mb", "memory_mb") if options[name] is not None}
+    return recipe.model_copy(update={"sandbox": recipe.sandbox.model_copy(update=limits)})
+
+
+def _variables(words: Sequence[str]) -> dict[str, str]:
+    pairs = [word.partition("=") for word in words]
+    for name, equals, _ in pairs:
+        if not name or not equals:
+            raise UsageError(f"--env {name!r}: give NAME=VALUE")
+    return {name: value for name, _, value in pairs}
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 20):.1f} MB" if count < 1 << 30 else f"{count / (1 << 30):.2f} GB"

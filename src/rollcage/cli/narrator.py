@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
-from rollcage.cli.said import Saying, saying_of
+from rollcage.agent_events import (
+    AgentEvent,
+    AgentFileEdit,
+    AgentReasoning,
+    AgentReportedError,
+    AgentText,
+    AgentToolCall,
+)
+from rollcage.cli.standing import style_of
 from rollcage.cli.text import clip, one_line, reward_text, seconds_of, some_lines
 from rollcage.events import (
     AbortRequested,
+    AgentEmitted,
     AgentEnded,
-    AgentSaid,
     AgentStarted,
     BoxOpened,
     CommandEnded,
@@ -21,15 +30,15 @@ from rollcage.events import (
     Entry,
     EnvironmentOpened,
     FilesCollected,
-    Noticed,
     Queued,
     Scored,
     StageEnded,
     StageStarted,
+    Suspicion,
     ToolCalled,
     TurnEnded,
 )
-from rollcage.types import CommandResult, Job, Stage, Turn
+from rollcage.types import CommandResult, Job, Outcome, Stage, Turn
 
 if TYPE_CHECKING:
     from rollcage.gateway.live import Delta
@@ -101,9 +110,8 @@ class Narrator:
                 self.turns += 1
                 self.sampled += completion_tokens(turn)
                 return [self._turn(turn)]
-            case AgentSaid(data=data):
-                saying = saying_of(data)
-                return self._saying(saying) if saying else []
+            case AgentEmitted(event=event):
+                return self._agent(event)
             case Ended():
                 # How it ended is the first line of the summary that follows.
                 self.ended, self.stage = True, Stage.ENDED
@@ -162,7 +170,7 @@ class Narrator:
             case AgentEnded(exit_code=code, error=error) if code != 0:
                 why = f": {one_line(error, 400)}" if error else ""
                 return [self._line(Text(f"{self.marks.bad} the agent ended with exit code {code}{why}", style=BAD))]
-            case Noticed(what=what, paths=paths):
+            case Suspicion(what=what, paths=paths):
                 shown = ", ".join(one_line(path, 60) for path in paths[:3])
                 more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
                 return [self._line(Text(f"! {one_line(what, 200)}: {shown}{more}", style=WARN))]
@@ -206,30 +214,50 @@ class Narrator:
             text.append(f"  {one_line(turn.finish_reason, 40)}", style=WARN)
         return self._line(text, seconds=turn.seconds)
 
-    def _saying(self, saying: Saying) -> list[Text]:
-        if saying.kind == "tool":
-            return self._tool(saying)
-        if saying.kind == "error":
-            return [self._line(Text(f"{self.marks.bad} {one_line(saying.text, 400)}", style=BAD), indent=2)]
-        style = DIM + " italic" if saying.kind == "thought" else ""
-        rows = some_lines(saying.text, 10, 2)
+    def _agent(self, event: AgentEvent) -> list[Text]:
+        match event:
+            case AgentText(role="assistant", final=True, text=text):
+                return self._words(text)
+            case AgentReasoning(final=True, text=text):
+                return self._words(text, DIM + " italic")
+            case AgentToolCall(ended=True):
+                return self._tool(event)
+            case AgentFileEdit(path=path, change=change):
+                return [self._line(self._call(change, path), indent=2), *self._edit(event)]
+            case AgentReportedError(text=text, name=name):
+                why = one_line(text or name or "unknown error", 400)
+                return [self._line(Text(f"{self.marks.bad} {why}", style=BAD), indent=2)]
+            case _:
+                return []
+
+    def _words(self, text: str, style: str = "") -> list[Text]:
+        rows = some_lines(text.strip(), 10, 2)
         wrapped = [part for row in rows for part in textwrap.wrap(row, self.width - 8) or [""]][:30]
         return [self._line(Text(row, style=style), indent=4) for row in wrapped]
 
-    def _tool(self, saying: Saying) -> list[Text]:
-        asked = one_line(saying.text.removeprefix(self._home))
-        text = Text.assemble(
-            (f"{self.marks.tool} ", ACCENT), (one_line(saying.tool, 30), f"{STRONG} {ACCENT}"), f" {asked}"
-        )
-        if saying.failed:
+    def _tool(self, call: AgentToolCall) -> list[Text]:
+        text = self._call(call.name or "?", call.title or (json.dumps(call.arguments) if call.arguments else ""))
+        if call.status == "error":
             text.append("  refused", style=BAD)
-        elif saying.exit_code:
-            text.append(f"  exit {saying.exit_code}", style=WARN)
-        lines = [self._line(text, indent=2)]
-        for body, sign, style in ((saying.removed, "- ", BAD), (saying.added, "+ ", GOOD), (saying.output, "", DIM)):
-            rows = some_lines(body, *((2, 4) if body is saying.output else (6, 0)))
-            lines += [self._line(Text(sign + row, style=style), indent=4) for row in rows]
-        return lines
+        elif call.exit_code:
+            text.append(f"  exit {call.exit_code}", style=WARN)
+        lines = [self._line(text, indent=2), *(line for edit in call.edits for line in self._edit(edit))]
+        # The answer to a read or an edit repeats what the file says; the path is enough.
+        output = call.error or ("" if call.kind == "read" or call.edits else call.result)
+        return lines + [self._line(Text(row, style=DIM), indent=4) for row in some_lines(output, 2, 4)]
+
+    def _call(self, name: str, asked: str) -> Text:
+        asked = one_line(asked.removeprefix(self._home))
+        return Text.assemble((f"{self.marks.tool} ", ACCENT), (one_line(name, 30), f"{STRONG} {ACCENT}"), f" {asked}")
+
+    def _edit(self, edit: AgentFileEdit) -> list[Text]:
+        if edit.diff and not (edit.removed or edit.added):
+            return [self._line(Text(row, style=DIM), indent=4) for row in some_lines(edit.diff, 6)]
+        return [
+            self._line(Text(sign + row, style=style), indent=4)
+            for body, sign, style in ((edit.removed, "- ", BAD), (edit.added, "+ ", GOOD))
+            for row in some_lines(body, 6)
+        ]
 
     def _line(self, body: Text, *, indent: int = 1, seconds: float | None = None) -> Text:
         """One line hung on the bar, cut to the width, with a duration at its right end."""
@@ -262,4 +290,4 @@ def _whole(value: Any) -> int:
 
 
 def _colour(total: float) -> str:
-    return f"{STRONG} {GOOD if total >= 1 else WARN if total > 0 else BAD}"
+    return f"{STRONG} {style_of(Outcome.FINISHED, total)}"

@@ -14,15 +14,15 @@ from pydantic import BaseModel
 from rollcage.cli.screen import View, screen
 from rollcage.cli.summary import headline, summary_of
 from rollcage.events import Entry, Rollout
-from rollcage.result import result_of
+from rollcage.schema.result import result_of
 from rollcage.settings import Settings
 
 Style = Literal["view", "json", "lines"]
 
 
 def environment() -> Settings:
-    """What the environment says, for a command of this process; libraries keep quiet unless it asks for debugging."""
-    settings = Settings.from_environ(os.environ)
+    """The settings of this process; libraries keep quiet unless ROLLCAGE_DEBUG is set."""
+    settings = Settings.from_environ()
     if not settings.debug:
         # Without any handler, Python writes warnings and tracebacks of libraries to stderr.
         logging.getLogger().addHandler(logging.NullHandler())
@@ -73,7 +73,7 @@ class Output:
             marks = self.view.narrator.marks
             whole = self._style == "view"
             self.view.console.put(
-                summary_of(rollout, marks, self._settings.log_path, told=True, program=program())
+                summary_of(rollout, marks, self._settings.log_path, brief=True, program=program())
                 if whole
                 else headline(rollout, marks)
             )

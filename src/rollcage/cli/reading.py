@@ -1,49 +1,96 @@
-"""Reads the log from the command line."""
+"""`rollcage ls` and `show`: read the log. Heavy parts are imported when used."""
 
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import anyio
+import click
 
-from rollcage.assembly import opened_log
 from rollcage.cli import codes
-from rollcage.cli.output import environment, program, write_json
-from rollcage.cli.screen import marks_for, screen
-from rollcage.cli.summary import event_lines, list_table, summary_of, turn_details
-from rollcage.result import result_of
-from rollcage.settings import Settings
+from rollcage.cli.options import JSON, ROLLOUT
+
+if TYPE_CHECKING:
+    from rollcage.settings import Settings
 
 Part = Literal["", "events", "turns"]
 
 
+@click.command()
+@click.option("--limit", "-n", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="How many.")
+@click.option("--open", "open_only", is_flag=True, help="Only those that have not ended.")
+@JSON
 def ls(limit: int, open_only: bool, as_json: bool) -> int:
-    """`rollcage ls`."""
+    """List rollouts and their rewards, newest first.
+
+    Narrow terminals get fewer columns.
+
+    \b
+    Examples:
+      rollcage ls
+      rollcage ls -n 1000 --json | jq -r '.[] | select(.standing == "broken") | .id'
+    """
+    import anyio
+
+    from rollcage.cli.output import environment
+
     return anyio.run(_ls, environment(), limit, open_only, as_json)
 
 
-def show(prefix: str, part: Part, as_json: bool) -> int:
-    """`rollcage show`."""
-    return anyio.run(_show, environment(), prefix, part, as_json)
+@click.command()
+@ROLLOUT
+@click.option("--events", is_flag=True, help="Every entry of its log.")
+@click.option("--turns", is_flag=True, help="What the model answered, turn by turn.")
+@JSON
+def show(rollout_id: str, events: bool, turns: bool, as_json: bool) -> int:
+    """Show one rollout. The first characters of its ID are enough.
+
+    \b
+    Examples:
+      rollcage show 0a1b
+      rollcage show 0a1b --json | jq .reward
+    """
+    if events and turns:
+        raise click.UsageError("--events and --turns do not go together")
+    import anyio
+
+    from rollcage.cli.output import environment
+
+    part: Part = "events" if events else "turns" if turns else ""
+    return anyio.run(_show, environment(), rollout_id, part, as_json)
 
 
 async def _ls(settings: Settings, limit: int, open_only: bool, as_json: bool) -> int:
+    from rollcage.cli.output import program, write_json
+    from rollcage.cli.screen import screen
+    from rollcage.cli.summary import list_table
+    from rollcage.types import Standing
+    from rollcage.wiring import opened_log
+
     rows = []
     if settings.log_path.exists():
         async with opened_log(settings) as store:
             rows = await store.list(limit=limit, open_only=open_only)
     if as_json:
-        write_json([row.model_dump(mode="json") for row in rows])
+        write_json(
+            [{**row.model_dump(mode="json"), "standing": Standing.of(row.outcome, row.reward).value} for row in rows]
+        )
     elif rows:
-        screen(settings).put([list_table(rows, time.time())])
+        console = screen(settings)
+        console.put([list_table(rows, time.time(), console.width)])
     else:
         what = "no rollout is running" if open_only else "no rollouts yet"
-        print(f"{what} in {settings.home}; try: {program()} run examples/paginate.toml")
-    return codes.SUCCEEDED
+        print(f"{what} in {settings.home}; try: {program()} demo")
+    return codes.OK
 
 
 async def _show(settings: Settings, prefix: str, part: Part, as_json: bool) -> int:
+    from rollcage.cli.output import program, write_json
+    from rollcage.cli.screen import marks_for, screen
+    from rollcage.cli.summary import event_lines, summary_of, turn_details
+    from rollcage.schema.result import result_of
+    from rollcage.wiring import opened_log
+
     async with opened_log(settings) as store:
         rollout_id = await store.find(prefix)
         rollout = await store.rollout(rollout_id)
@@ -63,4 +110,4 @@ async def _show(settings: Settings, prefix: str, part: Part, as_json: bool) -> i
             console.put(turn_details(rollout, marks))
         else:
             console.put(summary_of(rollout, marks, settings.log_path, program=program()))
-    return codes.SUCCEEDED
+    return codes.OK

@@ -1,102 +1,148 @@
-"""From what was typed, and a task file if one was named, to what is wanted. Pure but for reading the files named."""
+"""The options of `rollcage run`, made from the fields of `RolloutRequest`, and the task they and a file come to."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, get_args, get_origin
 
-from pydantic import SecretStr, ValidationError
+import click
+from pydantic import SecretStr, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
-from rollcage.endpoints import EndpointRequest
 from rollcage.errors import UsageError
-from rollcage.tasks import TaskFile, load
-from rollcage.tasks.problems import problems_of
-from rollcage.types import Task, Value
+from rollcage.jobs import task_file
+from rollcage.schema.endpoint import EndpointArguments
+from rollcage.schema.option import Option, option_name
+from rollcage.schema.request import RolloutRequest
+from rollcage.tasks import TaskFile
 
-V = TypeVar("V", bound=Value)
-
-ENDPOINT_OPTIONS = ("endpoint", "base_url", "model", "model_key", "vllm_url", "thinking")
-SAMPLING_OPTIONS = ("temperature", "seed", "top_logprobs")
-LIMIT_OPTIONS = {
-    "timeout": "timeout_s",
-    "agent_timeout": "agent_timeout_s",
-    "setup_timeout": "setup_timeout_s",
-    "verify_timeout": "verify_timeout_s",
-    "max_tokens_cap": "max_tokens_cap",
-    "max_turns": "max_turns",
-}
+_SAMPLING = ("temperature", "seed", "top_logprobs", "history", "keep_reasoning")
 
 
-def wanted(path: str | None, options: Mapping[str, Any]) -> TaskFile:
+def run_options() -> list[click.Option]:
+    """One option for each argument of a rollout that can be typed."""
+    return _options(RolloutRequest.model_fields)
+
+
+def model_options() -> list[click.Option]:
+    """Those that say who thinks."""
+    return _options([name for name in EndpointArguments.model_fields if name not in _SAMPLING])
+
+
+def fleet_options() -> list[click.Option]:
+    """Those of `rollcage fleet run`, where `--endpoint` is one of the environment's."""
+    from rollcage.cli.fleet import AGENT_ARGUMENTS
+
+    return _options(AGENT_ARGUMENTS, {"endpoint": "--endpoint-kind"})
+
+
+def typed_task(path: str | None, options: Mapping[str, Any]) -> TaskFile:
     """The task with everything beside it: the file's word, and over it whatever was typed."""
-    if path is None and options.get("instruction") is None:
-        raise UsageError("nothing to do: name a task file or give --instruction; see rollcage run --help")
-    if options.get("instruction") == "-":
-        options = {**options, "instruction": sys.stdin.read()}
-    try:
-        file = load(path) if path is not None else TaskFile(path=Path(), task=Task(instruction=_instruction(options)))
-        return file.model_copy(
-            update={
-                "task": _task(file.task, options),
-                "agent": _with(file.agent, name=options.get("agent")),
-                "sandbox": _with(file.sandbox, backend=options.get("sandbox"), template=options.get("template")),
-                "endpoint": endpoint_request(options, file.endpoint),
-                "environment": options.get("environment") or file.environment,
-                "mode": options.get("mode") or file.mode,
-            }
-        )
-    except ValidationError as error:
-        raise UsageError("\n".join(problems_of(error))) from error
+    given = {name: value for name, value in options.items() if value not in (None, (), {})}
+    if given.get("instruction") == "-":
+        given["instruction"] = sys.stdin.read()
+    return task_file(path, given)
 
 
-def endpoint_request(options: Mapping[str, Any], below: EndpointRequest | None = None) -> EndpointRequest:
-    """Who should think. An endpoint that is named on the command line puts the file's own out of force."""
-    below = below or EndpointRequest()
-    named = {name: options.get(name) for name in ENDPOINT_OPTIONS}
-    for name in ("api_key", "hf_token"):
-        named[name] = SecretStr(options[name]) if options.get(name) else None
-    if any(named[name] for name in ("endpoint", "base_url", "model_key", "vllm_url", "hf_token")):
-        sampling = below.model_dump(include={*SAMPLING_OPTIONS, "extra_body"})
-        below = EndpointRequest(**sampling)
-    if named["thinking"] is not None:
-        below = below.model_copy(update={"disable_thinking": None})
-    return _with(below, **named, **{name: options.get(name) for name in SAMPLING_OPTIONS})
+def as_option(argument: str) -> str:
+    """The name of an argument as it is typed here; other names stay as they are."""
+    field = RolloutRequest.model_fields.get(argument)
+    return option_name(argument) if field is not None and _option_of(field) else argument
 
 
-def _task(task: Task, options: Mapping[str, Any]) -> Task:
-    limits = _with(task.limits, **{field: options.get(option) for option, field in LIMIT_OPTIONS.items()})
-    script, verifier = options.get("test_script"), options.get("verifier")
-    return _with(
-        task,
-        id=options.get("task_id"),
-        instruction=_instruction(options) if options.get("instruction") is not None else None,
-        setup=(*task.setup, *options.get("setup", ())),
-        verify=(*task.verify, *options.get("verify", ())),
-        test_script=_file(script, "--test-script") if script else None,
-        verify_in=options.get("verify_in"),
-        verifier=_file(verifier, "--verifier") if verifier else None,
-        environment_seed=options.get("environment_seed"),
-        limits=limits,
-    )
+def _option_of(field: FieldInfo) -> Option | None:
+    return next((each for each in field.metadata if isinstance(each, Option)), None)
 
 
-def _instruction(options: Mapping[str, Any]) -> str:
-    text: str = options["instruction"]
-    return text
+def _options(names: Iterable[str], spelled: Mapping[str, str] | None = None) -> list[click.Option]:
+    """`spelled`: options that are typed otherwise than their arguments suggest."""
+    fields = RolloutRequest.model_fields
+    found = [(name, fields[name], _option_of(fields[name])) for name in names]
+    typed = {name: option_name(name) for name in fields} | dict(spelled or {})
+    return [_option((name, typed[name]), field, option) for name, field, option in found if option is not None]
 
 
-def _file(name: str, option: str) -> str:
+def _option(names: tuple[str, str], field: FieldInfo, option: Option) -> click.Option:
+    name, typed = names
+    kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
+    kind = kinds[0] if kinds and get_origin(field.annotation) not in (tuple, dict, Literal) else field.annotation
+    shape = get_origin(kind) or kind
+    spelled = f"{typed}/--no-{typed[2:]}" if shape is bool else typed
+    more: dict[str, Any] = {"metavar": option.metavar or None, "help": _help(field, option, shape)}
+    if shape is bool:
+        more["default"] = None
+    elif shape is Literal:
+        more["type"] = click.Choice([str(choice) for choice in get_args(kind)])
+    elif option.is_file:
+        more |= {"metavar": "FILE", "callback": _text_of}
+    elif option.metavar == "PATH=FILE":
+        more |= {"multiple": True, "callback": _texts_of}
+    elif shape is dict:
+        more["callback"] = _json_of
+    elif shape is tuple:
+        more["multiple"] = True
+    elif shape in (int, float):
+        kind_name = "SECONDS" if name.endswith("_s") else "INTEGER" if shape is int else "NUMBER"
+        more |= {"type": _number(field), "metavar": kind_name}
+    elif shape is SecretStr:
+        more["type"] = SecretStr
+    return click.Option([name, spelled, *([option.short] if option.short else [])], **more)
+
+
+def _help(field: FieldInfo, option: Option, shape: object) -> str:
+    """The docstring under the field, with the names of arguments as they are typed."""
+    text = re.sub(r"`(\w+)`", lambda found: as_option(found[1]), " ".join((field.description or "").split()))
+    if shape is tuple or option.metavar == "PATH=FILE":
+        text += " May be repeated."
+    default = field.default
+    told = f"  [default: {default:g}]" if isinstance(default, int | float) and not isinstance(default, bool) else ""
+    if isinstance(default, str) and default:
+        told = f"  [default: {default}]"
+    return " ".join(part for part in (text.replace("`", ""), option.more) if part) + told
+
+
+def _number(field: FieldInfo) -> Callable[[str], Any]:
+    """Reads a number within the bounds of the field."""
+    adapter: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation())
+
+    def number(text: str) -> Any:
+        try:
+            return adapter.validate_python(text)
+        except ValidationError as error:
+            said = error.errors()[0]["msg"].removeprefix("Input ").replace("should ", "must ", 1)
+            raise click.BadParameter(f"{text!r} {said}") from None
+
+    return number
+
+
+def _text_of(ctx: click.Context, option: click.Parameter, name: str | None) -> str | None:
+    if name is None:
+        return None
     try:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UsageError(f"{option}: cannot read {name}: {reason}") from error
+        raise UsageError(f"cannot read {name}: {reason}", argument=option.name or "") from error
 
 
-def _with(value: V, **changes: Any) -> V:
-    """The value with these fields changed, checked again; None leaves a field as it is."""
-    given = {name: change for name, change in changes.items() if change is not None}
-    kept = {name: getattr(value, name) for name in value.model_fields_set if name not in given}
-    return type(value).model_validate({**kept, **given})
+def _texts_of(ctx: click.Context, option: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        path, separator, name = pair.partition("=")
+        if not separator:
+            raise UsageError(f"{pair!r} is not PATH=FILE", argument=option.name or "")
+        found[path] = _text_of(ctx, option, name) or ""
+    return found
+
+
+def _json_of(ctx: click.Context, option: click.Parameter, text: str | None) -> Any:
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"this is no JSON ({error})", argument=option.name or "") from error

@@ -1,4 +1,4 @@
-"""The terminal: a console that obeys nothing but us, and the live view of one rollout."""
+"""The terminal: a console without markup, and the live view of one rollout."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class View:
             self._live = None
 
     def show(self, entry: Entry) -> None:
-        """Tell one entry of the log."""
+        """Show one entry of the log."""
         for line in self.narrator.tell(entry):
             self.line(line)
 
@@ -95,7 +95,7 @@ class View:
         self.console.print(text, soft_wrap=True)
 
     def note(self, message: str) -> None:
-        """Say something that is not in the log."""
+        """Show a message that is not in the log."""
         self.line(Text(f"! {message}", style="yellow"))
 
     def close(self) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -25,6 +25,7 @@ from rollcage.cli.narrator import (
     counted,
     prompt_tokens,
 )
+from rollcage.cli.standing import style_of
 from rollcage.cli.text import clean, clip, one_line, reward_text, seconds_of
 from rollcage.events import Entry, Rollout
 from rollcage.types import CommandResult, Outcome, Stage, Turn
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 FILES_SHOWN = 12
 COMMANDS_SHOWN = 12
+GAP = 2
+"""Blanks between the columns of a table."""
+ALWAYS = ("rollout", "reward", "state")
+"""Columns of the list that are shown at any width."""
 
 
 def headline(rollout: Rollout, marks: Marks) -> Iterator[Text]:
@@ -41,20 +46,22 @@ def headline(rollout: Rollout, marks: Marks) -> Iterator[Text]:
     yield Text("")
     yield _verdict(rollout, marks)
     if rollout.error:
-        yield Text(f"  {one_line(rollout.error, 1000)}", style=_outcome_style(rollout))
+        scored = rollout.outcome is not None and rollout.outcome.scored
+        yield Text(f"  {one_line(rollout.error, 1000)}", style=WARN if scored else BAD)
     yield from _scripted(rollout)
 
 
 def summary_of(
-    rollout: Rollout, marks: Marks, log_path: Path, *, told: bool = False, program: str = "rollcage"
+    rollout: Rollout, marks: Marks, log_path: Path, *, brief: bool = False, program: str = "rollcage"
 ) -> Iterator[RenderableType]:
-    """The whole summary of one rollout; `told` leaves out what the live view has shown, `program` is how to call us."""
+    """The summary of one rollout; `brief` leaves out what the live view has shown, `program` is how to call us."""
     yield from headline(rollout, marks)
     for title, body in (
         ("turns", turns_table(rollout.turns, marks) if rollout.turns else None),
-        ("setup", _commands(rollout.setup, marks) if rollout.setup and not told else None),
-        ("verify", _commands(rollout.verify, marks) if rollout.verify and not told else None),
-        ("noticed", _noticed(rollout) if rollout.noticed and not told else None),
+        ("setup", _commands(rollout.setup, marks) if rollout.setup and not brief else None),
+        ("verify", _commands(rollout.verify, marks) if rollout.verify and not brief else None),
+        ("suspicions", _suspicions(rollout) if rollout.suspicions and not brief else None),
+        ("judged again", _verdicts(rollout, marks) if rollout.verdicts else None),
         ("files", _files(rollout) if rollout.files or rollout.files_extra else None),
         ("time", _timings(rollout, marks) if rollout.timings else None),
         ("log", _where(rollout, log_path, program)),
@@ -81,7 +88,7 @@ def turns_table(turns: Sequence[Turn], marks: Marks) -> Table:
             seconds_of(turn.seconds),
             Text(marks.good, style=GOOD)
             if turn.trainable
-            else Text(f"no: {one_line(turn.untrainable_reason or 'not told', 80)}", style=WARN),
+            else Text(f"no: {one_line(turn.untrainable_reason or 'unknown reason', 80)}", style=WARN),
         )
     if len(turns) > 1:
         table.add_section()
@@ -93,7 +100,7 @@ def turns_table(turns: Sequence[Turn], marks: Marks) -> Table:
 
 
 def turn_details(rollout: Rollout, marks: Marks) -> Iterator[RenderableType]:
-    """What the model said in each turn, whole."""
+    """What the model answered in each turn, whole."""
     yield from _scripted(rollout)
     yield turns_table(rollout.turns, marks)
     yield Text("")
@@ -128,26 +135,46 @@ def event_lines(entries: Iterable[Entry]) -> Iterator[Text]:
         yield head.append(one_line(shown, 2000))
 
 
-def list_table(rows: Sequence[Summary], now: float) -> Table:
-    """One row per rollout, newest first."""
-    table = _grid(("rollout", "left"), ("task", "left"), ("state", "left"), ("reward", "right"), ("turns", "right"))
-    table.add_column("tokens", justify="right")
-    table.add_column("model", overflow="ellipsis", no_wrap=True)
-    table.add_column("started", no_wrap=True)
-    for row in rows:
-        outcome = Outcome(row.outcome) if row.outcome else None
-        style = ACCENT if outcome is None else GOOD if outcome is Outcome.SUCCEEDED else WARN if outcome.scored else BAD
-        table.add_row(
-            one_line(row.id, 40),
-            one_line(row.task_id or row.instruction, 32),
-            Text(outcome.value if outcome else str(row.stage), style=style),
-            reward_text(row.reward) if row.reward is not None else "-",
-            str(row.turns),
-            f"{row.tokens:,}",
-            one_line(row.model, 40),
-            f"{seconds_of(max(0.0, now - row.created_at))} ago",
-        )
+def list_table(rows: Sequence[Summary], now: float, width: int = 110) -> Table:
+    """One row per rollout, newest first, in as many columns as `width` has room for: id, reward and state always."""
+    cells = {
+        "rollout": [Text(one_line(row.id, 40)) for row in rows],
+        "reward": [Text(reward_text(row.reward) if row.reward is not None else "-", style=_style(row)) for row in rows],
+        "state": [Text(row.outcome.value if row.outcome else row.stage.value, style=_style(row)) for row in rows],
+        "task": [Text(_task_cell(row)) for row in rows],
+        "turns": [Text(str(row.turns)) for row in rows],
+        "started": [Text(f"{seconds_of(max(0.0, now - row.created_at))} ago") for row in rows],
+        "tokens": [Text(f"{row.tokens:,}") for row in rows],
+        "model": [Text(one_line(row.model, 40)) for row in rows],
+    }
+    widths = {name: max(len(name), *(cell.cell_len for cell in column)) for name, column in cells.items()}
+    # The rightmost columns go first; then ids are cut to a prefix, which every command takes; the reward stays whole.
+    names = list(cells)
+    while len(names) > len(ALWAYS) and _width(names, widths) > width:
+        names.pop()
+    for name, least in (("rollout", 8), ("state", 1), ("rollout", 1)):
+        over = max(0, _width(names, widths) - width)
+        widths[name] = max(least, widths[name] - over)
+    table = _grid()
+    for name in names:
+        justify: Literal["left", "right"] = "right" if name in ("reward", "turns", "tokens") else "left"
+        table.add_column(name, justify=justify, no_wrap=True, overflow="crop", width=widths[name])
+    for row in zip(*(cells[name] for name in names), strict=True):
+        table.add_row(*row)
     return table
+
+
+def _task_cell(row: Summary) -> str:
+    name = one_line(row.task_id or row.instruction, 32)
+    return f"{one_line(name, 18)} (again {row.reverifies[:8]})" if row.reverifies else name
+
+
+def _width(names: Sequence[str], widths: Mapping[str, int]) -> int:
+    return sum(widths[name] + GAP for name in names) - GAP
+
+
+def _style(row: Summary) -> str:
+    return style_of(row.outcome, row.reward)
 
 
 def _scripted(rollout: Rollout) -> Iterator[Text]:
@@ -156,26 +183,33 @@ def _scripted(rollout: Rollout) -> Iterator[Text]:
 
 
 def _verdict(rollout: Rollout, marks: Marks) -> Text:
-    style = _outcome_style(rollout)
+    total = rollout.reward
+    style = style_of(rollout.outcome, total)
     state = rollout.outcome.value if rollout.outcome else f"running: {rollout.stage.value}"
     text = Text.assemble((f"{marks.end} {state}", f"{STRONG} {style}"), "   ")
-    if rollout.reward:
-        total = rollout.reward.total
-        text.append(
-            f"reward {reward_text(total)}", style=f"{STRONG} {GOOD if total >= 1 else WARN if total > 0 else BAD}"
-        )
-        if len(rollout.reward.parts) > 1:
-            parts = (
-                f"{one_line(name, 30)} {reward_text(value)}" for name, value in list(rollout.reward.parts.items())[:6]
-            )
-            text.append(f" ({', '.join(parts)})", style=DIM)
+    if total is not None:
+        text.append(f"reward {reward_text(total)}", style=f"{STRONG} {style}")
+        text.append(f" {marks.dot} {rollout.trust}", style=DIM if rollout.trust == "isolated" else WARN)
+        text.append(_parts_text(rollout), style=DIM)
     else:
-        text.append("no reward" if rollout.ended else "no reward yet", style=STRONG)
+        unscored = rollout.outcome is Outcome.FINISHED
+        why = "no reward: nothing to verify" if unscored else "no reward" if rollout.ended else "no reward yet"
+        why += f" {marks.dot} blame: {rollout.blame.value}" if rollout.blame else ""
+        text.append(why, style=STRONG)
     sampled = sum(map(completion_tokens, rollout.turns))
     text.append(f"   {counted(len(rollout.turns), 'turn')} {marks.dot} {counted(sampled, 'token')} sampled", style=DIM)
     if total_s := rollout.timings.get("total"):
         text.append(f" {marks.dot} {seconds_of(total_s)}", style=DIM)
     return text
+
+
+def _parts_text(rollout: Rollout) -> str:
+    parts = rollout.reward_parts
+    if rollout.score and rollout.score.source == "checks":
+        return f" ({sum(value == 1 for value in parts.values())} of {counted(len(parts), 'test')})"
+    if len(parts) < 2:
+        return ""
+    return f" ({', '.join(f'{one_line(name, 30)} {reward_text(value)}' for name, value in list(parts.items())[:6])})"
 
 
 def _commands(results: Sequence[CommandResult], marks: Marks) -> Group:
@@ -191,13 +225,26 @@ def _commands(results: Sequence[CommandResult], marks: Marks) -> Group:
     return Group(*lines)
 
 
-def _noticed(rollout: Rollout) -> Group:
+def _suspicions(rollout: Rollout) -> Group:
     return Group(
         *(
-            Text(f"! {one_line(n.what, 200)}: {', '.join(one_line(path, 80) for path in n.paths[:6])}", style=WARN)
-            for n in rollout.noticed
+            Text(f"! {one_line(n.what, 200)}: {', '.join(one_line(path, 80) for path in n.paths)}", style=WARN)
+            for n in rollout.suspicions
         )
     )
+
+
+def _verdicts(rollout: Rollout, marks: Marks) -> Group:
+    lines = []
+    for verdict in rollout.verdicts:
+        total = verdict.reward.total if verdict.reward else None
+        text = Text(reward_text(total) if total is not None else "no reward", style=style_of(verdict.outcome, total))
+        by = f"changed: {', '.join(verdict.changed)}" if verdict.changed else "the same verifier"
+        trust = f" {marks.dot} {verdict.reward.trust}" if verdict.reward else ""
+        lines.append(text.append(f"{trust}  {by}  {one_line(verdict.rollout_id, 40)}", style=DIM))
+        if verdict.error:
+            lines.append(Text(f"  {one_line(verdict.error, 1000)}", style=BAD))
+    return Group(*lines)
 
 
 def _files(rollout: Rollout) -> Group:
@@ -233,7 +280,7 @@ def _timings(rollout: Rollout, marks: Marks) -> Table:
 
 def _where(rollout: Rollout, log_path: Path, program: str) -> Group:
     name = one_line(rollout.id, 80)
-    rows = [("what the model said", "--turns"), ("every event", "--events"), ("for programs", "--json")]
+    rows = [("what the model answered", "--turns"), ("every event", "--events"), ("for programs", "--json")]
     return Group(
         Text(f"{log_path} has all {counted(rollout.last_seq, 'entry')} of {name}"),
         *(Text.assemble((f"{program} show {name} {flag:<10}", ACCENT), (what, DIM)) for what, flag in rows),
@@ -245,14 +292,8 @@ def _mean_logprob(turn: Turn) -> str:
     return f"{sum(known) / len(known):.3f}" if known else "-"
 
 
-def _outcome_style(rollout: Rollout) -> str:
-    if rollout.outcome is None:
-        return ACCENT
-    return GOOD if rollout.outcome is Outcome.SUCCEEDED else WARN if rollout.outcome.scored else BAD
-
-
 def _grid(*columns: tuple[str, str]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style=DIM, pad_edge=False)
+    table = Table(box=None, padding=(0, GAP, 0, 0), header_style=DIM, pad_edge=False)
     for name, justify in columns:
         table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
     return table

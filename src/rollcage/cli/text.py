@@ -11,7 +11,7 @@ _JOINERS = "\u200c\u200d"
 
 
 def clean(text: str) -> str:
-    """The same text with whatever a terminal would obey made visible instead; newlines stay."""
+    """The same text with control codes made visible instead; newlines stay."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_visible(character) for character in text.replace("\r\n", "\n"))
@@ -28,7 +28,7 @@ def clip(text: str, limit: int) -> str:
 
 
 def some_lines(text: str, head: int, tail: int = 0) -> list[str]:
-    """The first and the last lines that say something, cleaned, with a word about those between them."""
+    """The first and the last lines that are not empty, cleaned, and how many were left out between them."""
     rows = [row.rstrip() for row in text.split("\n")]
     rows = [row for row in rows if row]
     left_out = len(rows) - head - tail
@@ -38,7 +38,7 @@ def some_lines(text: str, head: int, tail: int = 0) -> list[str]:
 
 
 def seconds_of(value: float) -> str:
-    """A duration as a person says it."""
+    """A duration as people write it."""
     if value < 0.995:
         return f"{value * 1000:.0f} ms"
     if value < 59.95:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
 
-from rollcage._packing import tamed
-from rollcage.errors import EnvironmentFailed
-from rollcage.events import EnvironmentOpened, Noticed, ToolCalled
-from rollcage.sandboxes.base import Sandbox
+from rollcage.errors import EnvironmentFailed, SetupError, UsageError
+from rollcage.events import EnvironmentOpened, Suspicion, ToolCalled
+from rollcage.json_safe import json_safe
+from rollcage.mcp.types import Tools
 from rollcage.types import JsonObject, Task
 
 if TYPE_CHECKING:
-    from rollcage.fleet.bridge import ToolCall
-    from rollcage.fleet.types import ListToolsAction, ToolResult
+    from rollcage.mcp.bridge import ToolCall
 
 PORT = 7002
 """Where the agent finds the tools, in every box."""
@@ -26,17 +28,7 @@ TOTAL = 16 << 20
 OVERHEAD = 300
 """What a call takes at least."""
 
-Log = Callable[[EnvironmentOpened | ToolCalled | Noticed], Awaitable[object]]
-
-
-class Tools(Protocol):
-    """What the agent may use: these two, and nothing else of the environment."""
-
-    async def list_tools(self) -> ListToolsAction:
-        """Every tool with its schema."""
-
-    async def call_tool(self, name: str, arguments: Mapping[str, Any] | None = None) -> ToolResult:
-        """Call one; raises a ToolError."""
+Log = Callable[[EnvironmentOpened | ToolCalled | Suspicion], Awaitable[object]]
 
 
 class Environment(Protocol):
@@ -58,7 +50,7 @@ class Environment(Protocol):
         """Put it to its start; ResetFailed where it refuses."""
 
     async def reward(self, task: Task) -> float | None:
-        """What it says the agent earned; null where it judges nothing. EnvironmentLost where it is gone.
+        """What it says the agent earned; None where it judges nothing. EnvironmentLost where it is gone.
 
         ScoringError where it tried to judge and could not: that is no 0.
         """
@@ -81,16 +73,23 @@ class Environments(Protocol):
         """An instance of one's own, released at the end of the block whatever happens."""
 
 
+class ListensInBox(Protocol):
+    """What is needed of a sandbox: a port in it that is served out here."""
+
+    def listen(self, port: int) -> AbstractAsyncContextManager[socket.socket]:
+        """A listening socket; the box's own 127.0.0.1:`port` leads to it."""
+
+
 @asynccontextmanager
 async def ready(source: Environments, address: str, task: Task, log: Log) -> AsyncIterator[Environment]:
     """An instance that was reset and whose tools answer."""
-    from rollcage.environments.failures import named
+    from rollcage.environments.failures import boundary
 
     used = False
     try:
         async with source.open(address.partition(":")[2]) as environment:
             await environment.reset(task.environment_seed)
-            with named(address):
+            with boundary(address):
                 listed = await environment.tools.list_tools()
             opened = EnvironmentOpened(
                 address=address, name=environment.name, instance_id=environment.instance_id, tools=tuple(listed.names)
@@ -102,11 +101,11 @@ async def ready(source: Environments, address: str, task: Task, log: Log) -> Asy
         if not used:
             raise
         # The rollout is over and judged; whatever keeps the instance from being released does not undo that.
-        await log(Noticed(what=f"the remote environment was not released: {error}"))
+        await log(Suspicion(code="environment_not_released", what=f"the remote environment was not released: {error}"))
 
 
 @asynccontextmanager
-async def offered(environment: Environment | None, box: Sandbox, log: Log) -> AsyncIterator[str]:
+async def offered(environment: Environment | None, box: ListensInBox, log: Log) -> AsyncIterator[str]:
     """The address, in the box, of an MCP endpoint with the environment's tools; each call goes into the log.
 
     At the end of the block nobody listens there any more, and calls in flight are cut. Empty without an environment.
@@ -114,7 +113,7 @@ async def offered(environment: Environment | None, box: Sandbox, log: Log) -> As
     if environment is None:
         yield ""
         return
-    from rollcage.fleet.bridge import PATH, serve_tools
+    from rollcage.mcp.bridge import PATH, serve_tools
 
     logged = 0
 
@@ -126,7 +125,9 @@ async def offered(environment: Environment | None, box: Sandbox, log: Log) -> As
         logged += OVERHEAD + len(event.answer) + len(str(event.arguments))
         await log(event)
         if logged >= TOTAL:
-            await log(Noticed(what="so many tool calls that the log keeps no more of them"))
+            await log(
+                Suspicion(code="tool_calls_left_out", what="so many tool calls that the log keeps no more of them")
+            )
 
     async with box.listen(PORT) as sock, serve_tools(environment.tools, sock, record=record):
         yield f"http://127.0.0.1:{PORT}{PATH}"
@@ -134,7 +135,7 @@ async def offered(environment: Environment | None, box: Sandbox, log: Log) -> As
 
 def called(call: ToolCall) -> ToolCalled:
     """A call as the log keeps it."""
-    arguments: JsonObject = tamed(call.arguments)
+    arguments: JsonObject = json_safe(call.arguments)
     written = json.dumps(arguments, ensure_ascii=False)
     if len(written) > MOST:
         arguments = {"...": written[:MOST]}
@@ -151,3 +152,24 @@ def called(call: ToolCall) -> ToolCalled:
 
 def _failed(call: ToolCall) -> bool:
     return call.result is None or call.result.is_error
+
+
+def check_address(scheme: str, place: str) -> None:
+    """UsageError where this is no http address."""
+    try:
+        parts = urlsplit(place)
+        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and place.isprintable()
+    except ValueError:  # a port or an IPv6 address that is none
+        right = False
+    if not right:
+        raise UsageError(
+            f"{scheme}: is followed by an address, such as {scheme}:http://host:8000", argument="environment"
+        )
+    if parts.username or parts.password:
+        raise UsageError("an address may hold no user name or password; it goes into the log", argument="environment")
+
+
+def check_package(name: str, extra: str) -> None:
+    """SetupError where a package is missing."""
+    if find_spec(name) is None:
+        raise SetupError(f"environment: the package {name} is not installed: pip install 'rollcage[{extra}]'")

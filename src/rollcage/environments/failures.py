@@ -1,4 +1,4 @@
-"""What goes wrong with remote environments, in the words of rollouts."""
+"""What goes wrong with remote environments, in the errors that rollouts know; and what counts as a reward."""
 
 from __future__ import annotations
 
@@ -9,19 +9,25 @@ from contextlib import contextmanager
 from typing import Any
 
 from rollcage.errors import EnvironmentFailed, EnvironmentLost, ResetFailed, ScoringError
-from rollcage.fleet.environment import number_of
-from rollcage.fleet.errors import EndpointDown, FleetError, InstanceLost, ResetRefused, VerifierFailed
 
-_KINDS: tuple[tuple[type[FleetError], type[EnvironmentFailed | ScoringError]], ...] = (
-    (VerifierFailed, ScoringError),
-    (ResetRefused, ResetFailed),
-    (InstanceLost, EnvironmentLost),
-    (EndpointDown, EnvironmentLost),
-)
+_KNOWN = (ScoringError, ResetFailed, EnvironmentLost, EnvironmentFailed)
+"""What a rollout tells apart, the most telling first."""
+
+
+@contextmanager
+def boundary(address: str) -> Iterator[None]:
+    """Around work on an environment: an error of its own kind becomes the one that rollouts know, with the address."""
+    try:
+        yield
+    except EnvironmentFailed as error:
+        if type(error) in _KNOWN:
+            raise
+        kind = next(known for known in _KNOWN if isinstance(error, known))
+        raise kind(f"{address}: {error}") from error
 
 
 def reward_of(name: str, said: Any) -> float | None:
-    """The number that an environment calls a reward; null where it says nothing. What is no number is ScoringError."""
+    """The number that an environment calls a reward; None where it says nothing. What is no number is ScoringError."""
     if said is None:
         return None
     reward = number_of(said)
@@ -30,11 +36,9 @@ def reward_of(name: str, said: Any) -> float | None:
     return reward
 
 
-@contextmanager
-def named(address: str) -> Iterator[None]:
-    """Errors of the environment's own become those that rollouts know."""
+def number_of(said: Any) -> float | None:
+    """What an environment calls a reward, as a number; None where it is none. It may be infinite or NaN."""
     try:
-        yield
-    except FleetError as error:
-        kind = next((ours for theirs, ours in _KINDS if isinstance(error, theirs)), EnvironmentFailed)
-        raise kind(f"{address}: {error}") from error
+        return float(said) if isinstance(said, bool | int | float) else None
+    except OverflowError:
+        return math.inf

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from rollcage._packing import tamed
-from rollcage.environments.base import Environment, Tools
-from rollcage.environments.mcp import check_address, check_package
+from rollcage.environments.base import Environment, check_address, check_package
 from rollcage.errors import EnvironmentFailed, EnvironmentLost, ResetFailed, UsageError
+from rollcage.json_safe import json_safe
+from rollcage.mcp.types import Tools
 from rollcage.types import JsonObject, Task
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-    from rollcage.fleet.convert import Union
-    from rollcage.fleet.types import ListToolsAction, ToolResult
+    from rollcage.mcp.convert import Union
+    from rollcage.mcp.types import ListToolsAction, ToolResult
 
 CONNECT_S = 30.0
 RESET_S = 300.0
@@ -46,7 +46,7 @@ class OpenEnvEnvironments:
         check_address("openenv", place)
         check_package("websockets", "fleet")
         if task.verifier:
-            raise UsageError("verifier: an OpenEnv server runs none; its own reward is what counts")
+            raise UsageError("an OpenEnv server runs none; its own reward is what counts", argument="verifier")
 
     @asynccontextmanager
     async def open(self, place: str) -> AsyncIterator[Environment]:
@@ -156,13 +156,13 @@ class _Tools:
         self._union: Union | None = None
 
     async def list_tools(self) -> ListToolsAction:
-        from rollcage.fleet.types import ListToolsAction
+        from rollcage.mcp.types import ListToolsAction
 
         tools = list((await self._listed()).tools.values())
         return ListToolsAction(tools=[tool.openai for tool in tools], offered=tools)
 
     async def _listed(self) -> Union:
-        from rollcage.fleet.convert import Union
+        from rollcage.mcp.convert import Union
 
         if self._union is None:
             # Listing is a step too: it is made once.
@@ -176,8 +176,8 @@ class _Tools:
         return self._union
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any] | None = None) -> ToolResult:
-        from rollcage.fleet.errors import EndpointDown, ToolFailed, ToolNotFound
-        from rollcage.fleet.types import ToolResult
+        from rollcage.mcp.errors import EndpointDown, ToolFailed, ToolNotFound
+        from rollcage.mcp.types import ToolResult
 
         # Only what was offered: a step could be something else too.
         tool = (await self._listed()).find(name)
@@ -192,7 +192,7 @@ class _Tools:
         except EnvironmentFailed as error:
             observation = {"error": {"message": str(error)}}
         # Nobody vouches for what a tool says: what is nested too deep, or no text, could not be passed on.
-        observation = tamed(observation)
+        observation = json_safe(observation)
         failure = observation.get("error")
         content, structured = _content(observation.get("result"))
         if failure:

@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager
 import anyio
 
 from rollcage.errors import ModelUnreachable
-from rollcage.gateway.engines import Known
-from rollcage.gateway.interpreter import fit_for_streams
-from rollcage.gateway.lease import Lease, Record
+from rollcage.gateway.engines import KnownEngines
+from rollcage.gateway.exact import ExactPrompts
+from rollcage.gateway.exchange import ExchangeContext
+from rollcage.gateway.http_out import ANSWER_LIMIT, Upstream
+from rollcage.gateway.lease import Lease, Record, one_agent
 from rollcage.gateway.live import Delta
 from rollcage.gateway.probe import identify
-from rollcage.gateway.relay import Way
-from rollcage.gateway.upstream import Upstream
-from rollcage.types import Endpoint, Limits
+from rollcage.types import CallClassifier, Endpoint, Limits
 
 CHECK_AGE_S = 30.0
 """How long a good answer is believed."""
@@ -29,29 +29,33 @@ _Probe = asyncio.Task[str | None]
 class Gateway:
     """Endpoint in, endpoint out: it holds the real keys, and lends each rollout an address and a key of its own."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None, *, strip: bool = False) -> None:
+    def __init__(
+        self, tls: ssl.SSLContext | None = None, *, strip: bool = False, answer_limit: int = ANSWER_LIMIT
+    ) -> None:
         self._strip = strip
         self._leases: dict[str, Lease] = {}
-        self._upstream = Upstream(tls)
-        self._known = Known()
+        self._upstream = Upstream(tls, answer_limit)
+        self._known = KnownEngines()
         self._parsing = asyncio.Lock()
         self._probes: dict[tuple[str, str, str], tuple[float, _Probe]] = {}
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, *, tls: ssl.SSLContext | None = None, strip: bool = False) -> AsyncIterator[Gateway]:
+    async def open(
+        cls, *, tls: ssl.SSLContext | None = None, strip: bool = False, answer_limit: int = ANSWER_LIMIT
+    ) -> AsyncIterator[Gateway]:
         """A gateway for as long as the block lasts.
 
         `tls` decides whom to trust; the system's roots by default. `strip` takes out of streams what agents did not
-        ask for, for agents that mind; whole answers never show it.
+        ask for, for agents that mind; whole answers never show it. `answer_limit`: bytes of one answer of a model,
+        packed and unpacked; a longer one is cut off.
         """
-        gateway = cls(tls, strip=strip)
-        with fit_for_streams():
-            try:
-                yield gateway
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await gateway._close()
+        gateway = cls(tls, strip=strip, answer_limit=answer_limit)
+        try:
+            yield gateway
+        finally:
+            with anyio.CancelScope(shield=True):
+                await gateway._close()
 
     @property
     def connections(self) -> int:
@@ -85,16 +89,40 @@ class Gateway:
 
     @asynccontextmanager
     async def lend(
-        self, endpoint: Endpoint, sock: socket.socket, *, limits: Limits, mode: str, record: Record, name: str = ""
+        self,
+        endpoint: Endpoint,
+        sock: socket.socket,
+        *,
+        limits: Limits,
+        mode: str,
+        record: Record,
+        name: str = "",
+        policy_version: str = "",
+        classify: CallClassifier | None = None,
     ) -> AsyncIterator[Lease]:
         """Serve a model on a listening socket until the end of the block. `name` is for those who `watch`.
+
+        `policy_version` is stamped on each turn; the lease's own may change, and calls that begin later have it.
+
+        `classify` knows what this agent makes its calls for; without it all calls are the agent's own.
 
         Then the key is void, every call is cut, and what was captured of it has been recorded: nothing follows. Each
         turn is recorded before the last byte of its answer leaves. Raises what `record` raised.
         """
         quiet = mode == "black_box"
-        way = Way(self._upstream, self._known, endpoint, limits, self._parsing, quiet=quiet, strip=self._strip)
-        lease = Lease(way, sock, record)
+        exact = endpoint.sampling.history == "exact" and not quiet
+        context = ExchangeContext(
+            self._upstream,
+            self._known,
+            endpoint,
+            limits,
+            self._parsing,
+            quiet=quiet,
+            strip=self._strip,
+            exact=ExactPrompts(self._upstream, self._known, endpoint) if exact else None,
+        )
+        lease = Lease(context, sock, record, classify or one_agent)
+        lease.policy_version = policy_version
         await lease.open()
         if name:
             self._leases[name] = lease

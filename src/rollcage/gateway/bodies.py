@@ -35,6 +35,11 @@ class Body:
     raw: dict[str, msgspec.Raw] = field(default_factory=dict)
     """Large members as they came."""
 
+    @property
+    def large(self) -> int:
+        """Bytes of its large members."""
+        return sum(map(_size, self.raw.values()))
+
     def spliced(self, sent: JsonObject) -> dict[str, Any]:
         """A request made from this one, its large members as they came wherever they are unchanged."""
         same = {name: raw for name, raw in self.raw.items() if sent.get(name) is self.value.get(name)}
@@ -42,7 +47,7 @@ class Body:
 
 
 async def read(data: bytes) -> Body | None:
-    """The JSON object in these bytes; null where they hold none, or one of so many parts that it would fill memory."""
+    """The JSON object in these bytes; None where they hold none, or one of so many parts that it would fill memory."""
     if len(data) > LARGE:
         if data.count(b",") + data.count(b"[") + data.count(b"{") > MOST_PARTS:
             return None

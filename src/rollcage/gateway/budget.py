@@ -10,7 +10,8 @@ import asyncio
 import hashlib
 from collections.abc import Mapping
 
-from rollcage._packing import dumps, pack, tamed
+from rollcage.json_safe import json_safe
+from rollcage.store.packing import dumps, pack
 from rollcage.types import JsonObject, Turn
 
 BROKEN_BYTES = 64 << 20
@@ -64,7 +65,7 @@ def _costs(request: JsonObject) -> dict[bytes, int]:
     try:
         _, blobs = pack({"request": request})
     except (ValueError, TypeError, RecursionError):
-        _, blobs = pack({"request": tamed(request)})
+        _, blobs = pack({"request": json_safe(request)})
     return {digest: max(len(blob.raw), PIECE_BYTES) for digest, blob in blobs.items()}
 
 
@@ -83,4 +84,4 @@ def _json(value: object) -> bytes:
     try:
         return dumps(value)
     except (ValueError, TypeError, RecursionError):
-        return dumps(tamed(value))
+        return dumps(json_safe(value))

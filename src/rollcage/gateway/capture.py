@@ -13,9 +13,9 @@ from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple
 
-from rollcage.gateway.message import Message
+from rollcage.gateway.message import MessageDraft
 from rollcage.gateway.shapes import Choice, Chunk, Logprobs, Top, chunk_of, object_of, spellings
-from rollcage.gateway.sse import Event, Events
+from rollcage.sse import EventReader, ServerEvent
 from rollcage.types import Alternative, JsonObject, Purpose, Token, Turn
 
 TOKEN_ID = "token_id:"  # noqa: S105
@@ -27,7 +27,7 @@ _token = partial(tuple.__new__, Token)
 
 
 @dataclass(frozen=True)
-class Call:
+class ModelCall:
     """What is known of a model call before its answer comes."""
 
     index: int
@@ -40,39 +40,44 @@ class Call:
     started_at: float = 0.0
     replaces: int | None = None
     """The attempt that this one repeats."""
+    policy_version: str = ""
+    """The weights that are asked."""
     advice: str = ""
     """Why the engine may not tell all, where that is known."""
 
 
-class End(NamedTuple):
+class AnswerEnd(NamedTuple):
     """How the answer ended, as the transport saw it."""
 
     status: int
     error: str | None = None
-    """What broke the transport before the end of the answer; null where it ended as announced."""
+    """What broke the transport before the end of the answer; None where it ended as announced."""
     first_token_s: float | None = None
     seconds: float = 0.0
+    cut: bool = False
+    """Whether the agent never got the end of it, because it left or its time was over."""
 
 
-def turn_of(call: Call, body: bytes, end: End) -> Turn:
+def turn_of(call: ModelCall, body: bytes, end: AnswerEnd) -> Turn:
     """The turn that these bytes are the answer of."""
-    answer = Answer()
+    answer = TurnBuilder()
     answer.feed(body)
     return answer.turn(call, end)
 
 
-class Answer:
+class TurnBuilder:
     """An answer in the making: feed it portions of any size, ask for the turn at the end."""
 
     def __init__(self) -> None:
         self._kind = ""
         self._head = b""
         self._json: list[bytes] = []
-        self._events = Events()
-        self._message = Message()
+        self._events = EventReader()
+        self._message = MessageDraft()
         self._tokens: list[Token] = []
         self._prompt_ids: list[int] = []
         self._output_ids: list[int] | None = None
+        self._all_ids: list[int] | None = None
         self._usage: JsonObject = {}
         self._finish_reason: str | None = None
         self._choices: set[int] = set()
@@ -96,7 +101,7 @@ class Answer:
             for event in self._events.feed(data):
                 self._on_event(event)
 
-    def turn(self, call: Call, end: End, prompt_ids: tuple[int, ...] = ()) -> Turn:
+    def turn(self, call: ModelCall, end: AnswerEnd, prompt_ids: tuple[int, ...] = ()) -> Turn:
         """The turn, with whatever came until now. Nothing may be fed afterwards.
 
         `prompt_ids` were asked for beside the call; they count only where the engine told none, and as many as it says.
@@ -108,6 +113,8 @@ class Answer:
             for event in self._events.end():
                 self._on_event(event)
         self._merge_output_ids()
+        if self._all_ids is not None and len(self._all_ids) != len(self._tokens):
+            self._fill_gaps(self._all_ids)
         if prompt_ids and not self._prompt_ids and self._usage.get("prompt_tokens") == len(prompt_ids):
             self._prompt_ids = list(prompt_ids)
         error = self._verdict(end, raw)
@@ -118,6 +125,7 @@ class Answer:
             purpose=call.purpose,
             session=call.session,
             parent_session=call.parent_session,
+            policy_version=call.policy_version,
             request=call.request,
             message=self._message.value() if self._choices else {},
             prompt_ids=tuple(self._prompt_ids),
@@ -134,7 +142,9 @@ class Answer:
             seconds=end.seconds,
         )
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: ServerEvent) -> None:
+        if not event.data:
+            return  # it says nothing, as the standard has it
         if event.data.strip() == b"[DONE]":
             self._done = True
             return
@@ -166,6 +176,8 @@ class Answer:
             self._prompt_ids = chunk.prompt_token_ids
         if chunk.sglext:
             self._on_sglext(chunk.sglext)
+        if chunk.verbose and chunk.verbose.tokens:
+            self._all_ids = chunk.verbose.tokens
         for choice in chunk.choices or ():
             index = choice.index or 0
             self._choices.add(index)
@@ -173,9 +185,10 @@ class Answer:
                 self._on_choice(choice, data)
 
     def _on_choice(self, choice: Choice, data: bytes) -> None:
-        delta = choice.delta or choice.message
-        if delta is not None:
-            self._message.add(delta)
+        if choice.delta is not None:
+            self._message.add(choice.delta)
+        elif choice.message is not None:
+            self._message.add(choice.message, whole=True)
         if choice.text:
             self._message.add_text(choice.text)
         if choice.finish_reason:
@@ -215,14 +228,29 @@ class Answer:
         else:
             self._tokens = [Token("", id_, None) for id_ in ids]
 
-    def _verdict(self, end: End, raw: bytes) -> str | None:
-        """What broke, in one line; null for a whole turn."""
+    def _fill_gaps(self, ids: list[int]) -> None:
+        """llama.cpp tells one logprob for the tokens of a character, that of the last; their ids it tells elsewhere."""
+        rows, filled = iter(self._tokens), []
+        row = next(rows, None)
+        for id_ in ids:
+            if row is not None and row.id == id_:
+                filled.append(row)
+                row = next(rows, None)
+            else:
+                filled.append(Token("", id_, None))
+        if row is None:
+            self._tokens = filled
+            missing = sum(token.logprob is None for token in filled)
+            self._misfit = f"no logprobs for {missing} of {len(ids)} tokens: the engine has none inside a character"
+
+    def _verdict(self, end: AnswerEnd, raw: bytes) -> str | None:
+        """What broke, in one line; None for a whole turn."""
         if end.status and not 200 <= end.status < 300:
             said = _one_line(_message_of(object_of(raw)) if raw else "")
             return f"upstream answered {end.status}" + (f": {said}" if said else "")
         if self._error is not None:
             return self._error
-        if self._done and self._finish_reason and self._garbled is None:
+        if self._done and self._finish_reason and self._garbled is None and not end.cut:
             return None  # complete, whatever happened to the connection afterwards
         if end.error is not None or self._garbled is not None:
             return end.error or self._garbled
@@ -230,7 +258,7 @@ class Answer:
             return "the answer holds no choices"
         return None if self._finish_reason else "the answer ended without a finish reason"
 
-    def _untrainable(self, call: Call, error: str | None) -> str:
+    def _untrainable(self, call: ModelCall, error: str | None) -> str:
         """Why the turn cannot be trained on; empty where it can."""
         tokens, counted = self._tokens, self._usage.get("completion_tokens")
         missing = [

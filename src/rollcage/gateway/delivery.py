@@ -1,28 +1,30 @@
 """How an answer gets to the agent: passed on as it comes, told in another wire's words, or put together at the end.
 
-An agent that streams before an engine that answers as a whole is kept company until then. The head of its answer waits
-for the first sign of life, so that an upstream that refuses at once still does so with its own status.
+The end of an answer is always kept back until `finish`, from the piece on with which an agent could act. An agent that
+streams before an engine that answers as a whole is pinged until then. The head of its answer waits for the first ping,
+so that an upstream that refuses at once still does so with its own status.
 """
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from rollcage.gateway.chat import ChatWire, UsageFilter, counts
-from rollcage.gateway.http import JSON, Connection
+from rollcage.gateway.hold import DONE, ActionWatch, HeldEnd
+from rollcage.gateway.http_in import JSON, AgentConnection, Source
+from rollcage.gateway.http_out import ANSWER_LIMIT, ModelConnection
 from rollcage.gateway.policy import problem
 from rollcage.gateway.shapes import object_of
-from rollcage.gateway.sse import Events
-from rollcage.gateway.unstream import chunks_of
-from rollcage.gateway.upstream import Exchange
 from rollcage.gateway.wires import Wire
-from rollcage.gateway.wires.base import problem_in
+from rollcage.gateway.wires.base import BROKE_OFF, StreamFilter
+from rollcage.gateway.wires.unstream import chunks_of
+from rollcage.sse import EventReader
 from rollcage.types import JsonObject
 
 PING_S = 3.0
-UNPACKED_LIMIT = 256 << 20
+AFTER_DONE_S = 1.0
+"""How long an upstream may take to end its answer after `[DONE]`; then the answer counts as complete."""
 EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 _PASSED_ON = ("content-type", "content-encoding", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id")
@@ -30,27 +32,32 @@ _ABOUT_BODY = ("content-type", "content-encoding")
 
 
 class Delivery:
-    """The answer to one request, on its way out."""
+    """The answer to one request, on its way to the agent."""
 
-    def __init__(self, connection: Connection, wire: Wire | ChatWire | None = None, *, stream: bool = False) -> None:
-        """`stream`: whether the agent wants its answer piece by piece."""
-        self._connection, self._stream = connection, stream
-        self._wire: Wire | ChatWire = wire or ChatWire({})
-        self._events = Events()
-        self._alive: asyncio.TimerHandle | None = None
-        self._unstreamed = False
-        self._headers: dict[str, str] = {}
+    def __init__(
+        self, connection: AgentConnection, wire: Wire, *, stream: bool, answer_limit: int = ANSWER_LIMIT
+    ) -> None:
+        """`stream`: whether the agent wants its answer piece by piece. `answer_limit`: bytes of it, once unpacked."""
+        self._connection, self._stream, self._answer_limit = connection, stream, answer_limit
+        self.wire = wire
+        """What the agent speaks."""
         self.status = 0
         """What the upstream answered with; 0 where it has not."""
-        self.tells = False
+        self._headers: dict[str, str] = {}
+        self._unstreamed = False
+        """Whether a stream is made of a whole answer."""
+        self._telling = False
         """Whether each chunk of a stream is told in other words, and not passed on as it is."""
-        self.filter: UsageFilter | None = None
-        """What a stream that is passed on goes through."""
-
-    @property
-    def translates(self) -> bool:
-        """Whether the agent speaks another language than the engine."""
-        return not isinstance(self._wire, ChatWire)
+        self._events = EventReader()
+        self._filter: StreamFilter | None = None
+        self._end = HeldEnd()
+        """Keeps back the end of a stream that is passed on."""
+        self._watch = ActionWatch()
+        self._held: list[bytes] | None = None
+        """The end of a stream that is told, kept back; None where nothing is yet."""
+        self._source: ModelConnection | None = None
+        self._pinging: asyncio.TimerHandle | None = None
+        self._ending: asyncio.TimerHandle | None = None
 
     @property
     def encoding(self) -> str:
@@ -62,68 +69,78 @@ class Delivery:
         self.status = status
         self._headers = {name: headers[name] for name in _PASSED_ON if name in headers}
 
+    def unpacked(self, pieces: list[bytes]) -> bytes:
+        """A body that was packed for the way, though we never ask for that; of one that is too long, a byte more than
+        it may have.
+        """
+        body = b"".join(pieces)
+        if self.encoding not in ("gzip", "deflate"):
+            return body
+        try:
+            return zlib.decompressobj(wbits=47).decompress(body, self._answer_limit + 1)
+        except zlib.error:
+            return body
+
     def unpack(self) -> None:
         """The body is no longer packed as its head says."""
         self._headers.pop("content-encoding", None)
 
     def keep_alive(self) -> None:
-        """The agent wants a stream and the engine will answer as a whole: say something now and then until it does."""
+        """The agent wants a stream and the engine will answer as a whole: ping the agent until it does."""
         self._unstreamed = True
-        if self._alive is None:
-            self._alive = asyncio.get_running_loop().call_later(PING_S, self._ping)
+        if self._pinging is None:
+            self._ping_later()
 
     def rest(self) -> None:
-        """Nothing more needs to be kept alive."""
-        if self._alive is not None:
-            self._alive.cancel()
+        """The engine has said all: stop the timers."""
+        for timer in (self._pinging, self._ending):
+            if timer is not None:
+                timer.cancel()
 
-    def flows(self, exchange: Exchange, sent: JsonObject, *, strip: bool) -> bool:
-        """Begin to pass on a stream; false where what comes is none. `sent` is what the upstream was asked."""
+    def stream(self, source: ModelConnection, sent: JsonObject, *, strip: bool) -> Callable[[bytes], None] | None:
+        """Begin to pass on a stream: what to do with each piece of it; None where the answer goes out as a whole.
+
+        `sent` is what the upstream was asked.
+        """
         whole = self.status != 200 or "json" in self._headers.get("content-type", "")
         if whole or not self._stream or self._connection.begun:
-            return False
+            return None
         self.rest()
-        self._unstreamed = False
-        chat = self._wire if isinstance(self._wire, ChatWire) else None
-        self.tells = chat is None or strip
-        if self.tells and self.encoding:
-            return False  # it cannot be read before it is whole
-        if self.tells:
-            self._begin(exchange)
-            return True
-        if chat is not None and not chat.counts and counts(sent) and not self.encoding:
-            self.filter = UsageFilter()
-        self._connection.begin(self.status, {**self._headers, "Cache-Control": "no-cache"}, exchange)
-        return True
+        self._unstreamed, self._telling = False, self.wire.translates or strip or self.wire.rewrites
+        if self.encoding:
+            return None  # it cannot be read before it is whole
+        self._source = source
+        if self._telling:
+            self._begin(source)
+            return self._tell
+        self._filter = self.wire.filter(sent)
+        self._connection.begin(self.status, {**self._headers, "Cache-Control": "no-cache"}, source)
+        return self._pass_on if self._filter is None else self._sift
 
-    def tell(self, data: bytes) -> None:
-        """Pass on a piece of a stream in the agent's own words."""
-        for event in self._events.feed(data):
-            self._send(self._said(event.data))
+    def finish(self, pieces: list[bytes], *, broken: bool, faulty: bool) -> None:
+        """Let the end go. `pieces` are the whole answer.
 
-    def finish(self, pieces: list[bytes], held: bytes, broken: str | None, error: str | None) -> None:
-        """Let the end go: `held` is what was kept back of a stream that is passed on.
-
-        `broken` is what broke the transport, `error` what is wrong with the answer.
+        `broken`: whether the transport broke; `faulty`: whether the answer is not whole.
         """
-        if self.tells and self._connection.begun:
-            self._finish_told(broken, error)
+        if self._telling and self._connection.begun:
+            self._finish_told(broken=broken, faulty=faulty)
         elif self._connection.begun and not self._unstreamed:
-            if broken is None:
-                self._connection.finish(held + (self.filter.end() if self.filter else b""))
-            else:
-                self._connection.cut()
-        elif broken is not None or not self.status:
+            self._finish_passed_on(broken=broken)
+        elif broken or not self.status:
             self._finish_broken()
         elif self.status != 200:
             self._finish_refused(b"".join(pieces))
-        elif self._stream and (self._unstreamed or self.translates):
-            self._finish_unstreamed(unpacked(b"".join(pieces), self.encoding), error)
+        elif self._stream and (self._unstreamed or self.wire.translates):
+            self._finish_unstreamed(self.unpacked(pieces), faulty=faulty)
         else:
             self._finish_whole(b"".join(pieces))
 
+    def cut(self) -> None:
+        """End the agent's connection at once."""
+        self._connection.cut()
+
     def fail(self) -> None:
-        """The agent must not take the answer for good."""
+        """The turn could not be kept: the agent must not take the answer for good."""
         if self._connection.begun:
             self._connection.cut()
         else:
@@ -131,39 +148,84 @@ class Delivery:
 
     def refuse(self, status: int, body: bytes) -> None:
         """Answer with an error, in the wire's own shape."""
-        self._connection.reply(status, self._wire.error(status, body))
+        self._connection.reply(status, self.wire.error(status, body))
 
-    def _finish_told(self, broken: str | None, error: str | None) -> None:
-        for event in self._events.end():
-            self._send(self._said(event.data))
-        if isinstance(self._wire, ChatWire) and broken is not None:
-            self._connection.cut()
-        elif isinstance(self._wire, ChatWire) or error is None:
-            self._connection.finish(self._wire.finish())
+    # Pieces of a stream.
+
+    def _pass_on(self, data: bytes) -> None:
+        """The path whose speed counts: bytes as they came, but for the end."""
+        was_holding = self._end.holding
+        if data := self._end.feed(data):
+            self._connection.send(data)
+        if self._end.holding:
+            if not was_holding:
+                self._ping_later()
+            if self._end.done:
+                self._end_soon()
+
+    def _sift(self, data: bytes) -> None:
+        if self._filter is not None:
+            data = self._filter.feed(data)
+        self._pass_on(data)
+
+    def _tell(self, data: bytes) -> None:
+        """In the agent's own words. Translations close no tool call before `finish`; chat must be kept back."""
+        done = data.rstrip().endswith((b"data: " + DONE, b"data:" + DONE))
+        for event in self._events.feed(data):
+            done = done or event.data.strip() == DONE
+            if self._held is None and not self.wire.translates and self._watch.acts(event.data):
+                self._held = []
+                self._ping_later()
+            self._tell_one(event.data)
+        if done:
+            self._end_soon()
+
+    def _tell_one(self, data: bytes) -> None:
+        told = self._told(data)
+        if self._held is None:
+            self._send(told)
         else:
-            self._connection.finish(self._wire.cut("the model's answer broke off"))
+            self._held.append(told)
+
+    def _end_soon(self) -> None:
+        if self._ending is None and self._source is not None:
+            self._ending = asyncio.get_running_loop().call_later(AFTER_DONE_S, self._source.finish)
+
+    # Ends.
+
+    def _finish_passed_on(self, *, broken: bool) -> None:
+        if broken:
+            self._connection.cut()
+        else:
+            rest = self._end.feed(self._filter.end()) if self._filter else b""
+            self._connection.finish(rest + self._end.end())
+
+    def _finish_told(self, *, broken: bool, faulty: bool) -> None:
+        for event in self._events.end():
+            self._tell_one(event.data)
+        ending = self.wire.ending(broken=broken, faulty=faulty)
+        if ending is None:
+            self._connection.cut()
+        else:
+            self._connection.finish(b"".join(self._held or ()) + ending)
 
     def _finish_broken(self) -> None:
-        words = "the model's answer broke off" if self.status else "the model cannot be reached"
+        words = BROKE_OFF if self.status else "the model cannot be reached"
         if self._connection.begun:
-            self._connection.finish(self._wire.cut(words))
+            self._connection.finish(self.wire.cut(words))
         else:
             self.refuse(502, problem(words, "upstream_error"))
 
     def _finish_refused(self, body: bytes) -> None:
-        kept = {name: value for name, value in self._headers.items() if name not in _ABOUT_BODY}
-        if not self.translates and not self._connection.begun:
+        if self._connection.begun:
+            self._connection.finish(self.wire.cut_by(self.status, self.unpacked([body])))
+        elif not self.wire.translates:
             self._connection.reply(self.status, body, self._headers)
-            return
-        body = unpacked(body, self.encoding)
-        if not self._connection.begun:
-            self._connection.reply(self.status, self._wire.error(self.status, body), {**kept, **JSON})
-        elif isinstance(self._wire, ChatWire):
-            self._connection.finish(self._wire.cut_by(self.status, body))
         else:
-            self._connection.finish(self._wire.cut(problem_in(self.status, body).message))
+            told = self.wire.error(self.status, self.unpacked([body]))
+            self._connection.reply(self.status, told, {**self._kept_headers(), **JSON})
 
-    def _finish_unstreamed(self, body: bytes, error: str | None) -> None:
+    def _finish_unstreamed(self, body: bytes, *, faulty: bool) -> None:
         """An answer that came whole, as the stream that the agent wants."""
         answer = object_of(body)
         streamed = body.lstrip().startswith(b"data:")  # whatever its head said
@@ -173,56 +235,52 @@ class Delivery:
         if not self._connection.begun:
             self._begin(_Nobody())
         if answer is None:
-            self.tell(body)
-            self._finish_told(None, error)
+            self._tell(body)
+            self._finish_told(broken=False, faulty=faulty)
             return
-        told = b"".join(self._wire.event(chunk) for chunk in chunks_of(answer, usage=True))
-        self._connection.finish(told + self._wire.finish())
+        told = b"".join(self.wire.event(chunk) for chunk in chunks_of(answer, usage=True))
+        self._connection.finish(told + self.wire.finish())
 
     def _finish_whole(self, body: bytes) -> None:
-        if isinstance(self._wire, ChatWire):
-            self._connection.reply(200, body if self.encoding else self._wire.trimmed(body), self._headers)
-        elif (answer := object_of(unpacked(body, self.encoding))) is None:
+        if not self.wire.translates:
+            told = body if self.encoding else self.wire.whole_body(body)
+            self._connection.reply(200, body if told is None else told, self._headers)
+        elif (told := self.wire.whole_body(self.unpacked([body]))) is None:
             self._finish_broken()
         else:
-            self._connection.reply(200, self._wire.whole(answer))
+            self._connection.reply(200, told)
 
-    def _said(self, data: bytes) -> bytes:
-        if data.strip() == b"[DONE]":
+    def _told(self, data: bytes) -> bytes:
+        if data.strip() == DONE:
             return b""
         chunk = object_of(data)
-        return b"" if chunk is None else self._wire.event(chunk)
+        return b"" if chunk is None else self.wire.event(chunk)
 
     def _send(self, data: bytes) -> None:
         if data:
             self._connection.send(data)
 
-    def _begin(self, reader: Exchange | _Nobody) -> None:
-        kept = {name: value for name, value in self._headers.items() if name not in _ABOUT_BODY}
-        self._connection.begin(200, {**kept, **EVENTS}, reader)
+    def _begin(self, source: Source) -> None:
+        self._connection.begin(200, {**self._kept_headers(), **EVENTS}, source)
+
+    def _kept_headers(self) -> dict[str, str]:
+        return {name: value for name, value in self._headers.items() if name not in _ABOUT_BODY}
+
+    def _ping_later(self) -> None:
+        self._pinging = asyncio.get_running_loop().call_later(PING_S, self._ping)
 
     def _ping(self) -> None:
-        self._alive = asyncio.get_running_loop().call_later(PING_S, self._ping)
+        self._ping_later()
         if not self._connection.begun:
             self._begin(_Nobody())
-        self._send(self._wire.ping())
+        self._send(self.wire.ping())
 
 
 class _Nobody:
-    """Fills an answer that is not being filled yet."""
+    """The source of an answer that is not being filled yet."""
 
     def pause(self) -> None:
         """There is nothing to hold up."""
 
     def resume(self) -> None:
         """Nor to go on with."""
-
-
-def unpacked(body: bytes, encoding: str) -> bytes:
-    """A body that was packed for the way, though we never ask for that."""
-    if encoding not in ("gzip", "deflate"):
-        return body
-    try:
-        return zlib.decompressobj(wbits=47).decompress(body, UNPACKED_LIMIT)
-    except zlib.error:
-        return body

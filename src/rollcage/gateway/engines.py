@@ -26,13 +26,15 @@ _IDS_SINCE = (0, 10, 2)
 """The first vLLM with `return_token_ids`; older ones can at least spell tokens as ids."""
 _WHOLE_SINCE = (0, 13)
 """The first vLLM whose streams lose no tokens that its parsers swallow."""
+_PROMPTS_SINCE = (0, 32)
+"""The first vLLM that takes a chat's prompt as ids and checks them."""
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp", "openai": "OpenAI", "hf_router": "HF router"}
 _REMEMBERED = 1024
 """Endpoints that are remembered. Keys come and go with rollouts, and each key is another endpoint."""
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CallShape:
     """The traits of a request that decide what may be asked for beside it."""
 
     chat: bool
@@ -40,6 +42,8 @@ class Wanted:
     tools: bool
     alternatives: int
     """Candidates per token."""
+    echo: bool = False
+    """Whether the prompt is to be repeated in the answer."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Engine:
         modern = self.name == "openai" or "max_tokens" in self.refused
         return "max_completion_tokens" if modern else "max_tokens"
 
-    def asks(self, wanted: Wanted) -> JsonObject:
+    def asks(self, wanted: CallShape) -> JsonObject:
         """The fields that make it tell every token."""
         if self.quiet:
             return {}
@@ -69,7 +73,7 @@ class Engine:
         refused = self.refused | ({"top_logprobs"} if "logprobs" in self.refused else frozenset())
         return {name: value for name, value in fields.items() if name not in refused}
 
-    def unstreams(self, wanted: Wanted) -> bool:
+    def unstreams(self, wanted: CallShape) -> bool:
         """Whether a stream is better asked for as a whole, because the engine tells all its tokens only then."""
         if self.quiet or not wanted.stream:
             return False
@@ -88,9 +92,26 @@ class Engine:
                 return False
 
     @property
+    def prompt_field(self) -> str:
+        """The field in which it takes a chat's prompt as ids; empty where it takes none."""
+        fields = {"vllm": "kv_transfer_params" if self.version >= _PROMPTS_SINCE else "", "sglang": "input_ids"}
+        field = "" if self.quiet else fields.get(self.name, "")
+        return "" if field in self.refused else field
+
+    def prompted(self, ids: list[int]) -> JsonObject:
+        """What to put into a chat request to give its prompt as ids."""
+        field = self.prompt_field
+        return {field: {"prompt_token_ids": ids} if field == "kv_transfer_params" else ids}
+
+    @property
     def tells_template(self) -> bool:
         """Whether it can be asked what prompt it makes of messages, having told no prompt ids."""
         return self.name == "llamacpp" and not self.quiet
+
+    @property
+    def hides_with_reasoning(self) -> bool:
+        """Whether, told to leave out its reasoning, it leaves out ids and logprobs too."""
+        return self.name in ("vllm", "unknown") and not self.quiet
 
     @property
     def advice(self) -> str:
@@ -111,25 +132,30 @@ class Engine:
         """The same engine, of which nothing is asked."""
         return replace(self, quiet=True)
 
-    def _logprobs(self, wanted: Wanted) -> JsonObject:
+    def _logprobs(self, wanted: CallShape) -> JsonObject:
         most = min(wanted.alternatives, _MOST_ALTERNATIVES.get(self.name, wanted.alternatives))
         if self.name == "llamacpp":
             most = max(most, 1)  # its count of alternatives is also the switch
         return {"logprobs": True, "top_logprobs": most} if wanted.chat else {"logprobs": most}
 
-    def _ids(self, wanted: Wanted) -> JsonObject:
+    def _ids(self, wanted: CallShape) -> JsonObject:
         match self.name:
             case "vllm" if self.version and self.version < _IDS_SINCE:
                 return {"return_tokens_as_token_ids": True}
+            case "vllm" | "unknown" if wanted.echo:
+                return {}  # the two exclude each other
             case "vllm" | "unknown":
                 return {"return_token_ids": True}
             case "sglang":
                 return {"return_token_ids": True, "return_prompt_token_ids": True}
+            case "llamacpp" if wanted.chat and not wanted.stream:
+                # Its logprobs have no entry for a token that ends inside a character; its verbose answer has all ids.
+                return {"return_tokens": True, "verbose": True}
             case _:
                 return {}
 
 
-class Known:
+class KnownEngines:
     """What was learnt of each endpoint's engine, for all rollouts that use it."""
 
     def __init__(self) -> None:
@@ -155,7 +181,7 @@ class Known:
             del self._engines[next(iter(self._engines))]
 
 
-class Said(NamedTuple):
+class ProbeAnswer(NamedTuple):
     """A server's answer to one question about itself."""
 
     status: int = 0
@@ -175,7 +201,7 @@ def guess(endpoint: Endpoint) -> Engine:
     return Engine(_HOSTS.get(host) or (endpoint.kind if endpoint.kind in _KINDS else "unknown"))
 
 
-def signed(endpoint: Endpoint, models: Said) -> str:
+def signed(endpoint: Endpoint, models: ProbeAnswer) -> str:
     """Whose signature the answer to `GET /v1/models` bears; what `guess` says where it bears none."""
     listed = models.value.get("data")
     rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
@@ -196,21 +222,21 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
 """What to ask besides, by what the list of models told: paths beside `/v1`."""
 
 
-def engine_of(name: str, said: Mapping[str, Said]) -> Engine:
+def engine_of(name: str, said: Mapping[str, ProbeAnswer]) -> Engine:
     """What a server is, by its signature and its answers to the `QUESTIONS`."""
-    props, info = said.get("/props", Said()).value, said.get("/get_model_info", Said()).value
+    props, info = said.get("/props", ProbeAnswer()).value, said.get("/get_model_info", ProbeAnswer()).value
     if name == "unknown" and "default_generation_settings" in props:
         name = "llamacpp"
     elif name == "unknown" and "model_path" in info:
         name = "sglang"
-    versions = [said.get(path, Said()).value.get("version") for path in ("/version", "/server_info")]
+    versions = [said.get(path, ProbeAnswer()).value.get("version") for path in ("/version", "/server_info")]
     version = next((each for each in versions if isinstance(each, str)), None)
     # A number alone is nobody's signature, but it tells the version of who has signed.
     return Engine(name, _numbers(version)) if version and name in ("vllm", "sglang") else Engine(name)
 
 
 def refused_field(answer: bytes, added: JsonObject) -> str | None:
-    """The field among those we added that a 400 complains about; null where it complains about something else."""
+    """The field among those we added that a 400 complains about; None where it complains about something else."""
     text = answer[:65536].decode("utf-8", "replace")
     named = [name for name in added if re.search(rf"\b{re.escape(name)}\b", text)]
     # An error that quotes the whole request names every field: then the ids go first, logprobs last.
@@ -218,7 +244,7 @@ def refused_field(answer: bytes, added: JsonObject) -> str | None:
     return min(named, key=lambda name: order.index(name) if name in order else -1, default=None)
 
 
-def minds_stream(answer: bytes) -> bool:
+def rejects_stream(answer: bytes) -> bool:
     """Whether a 400 complains of a field beside a stream, and not of the field itself."""
     return re.search(rb"\bstream", answer[:65536].replace(b"stream_options", b"")) is not None
 

@@ -7,22 +7,21 @@ import hmac
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import msgspec
 
 from rollcage.gateway.bodies import Body, read
 from rollcage.gateway.budget import BROKEN_CALLS, Budget
-from rollcage.gateway.capture import Call
-from rollcage.gateway.chat import ChatWire
+from rollcage.gateway.capture import ModelCall
 from rollcage.gateway.delivery import Delivery
-from rollcage.gateway.http import Connection, Request
+from rollcage.gateway.exchange import Exchange, ExchangeContext
+from rollcage.gateway.http_in import AgentConnection, AgentRequest
 from rollcage.gateway.live import Delta, deltas
-from rollcage.gateway.policy import limit_reached, origin_of, problem
-from rollcage.gateway.relay import HUNG_UP, Relay, Way
+from rollcage.gateway.policy import limit_reached, problem
 from rollcage.gateway.retries import Attempt, Attempts
-from rollcage.gateway.wires import COUNT_PATH, PATHS, BadRequest, Wire, token_count, wire_for
-from rollcage.types import Endpoint, JsonObject, Turn
+from rollcage.gateway.wires import COUNT_PATH, PATHS, BadRequest, ChatWire, Wire, token_count, wire_for
+from rollcage.types import CallClassifier, CallOrigin, Endpoint, JsonObject, Turn
 
 MODEL = "model"
 """The name a box knows every model by: agents choose prompts and tools by the model's name."""
@@ -30,6 +29,9 @@ CONNECTIONS = 256
 """How many a box may have open: it must not use up the descriptors of everybody."""
 INBOUND_LIMIT = 256 << 20
 """How much a box may have us hold of what it sends, on all its connections together."""
+LONGEST_SESSION = 200
+"""Characters of a session's name that are kept: a box can send long headers, and each would be logged."""
+HUNG_UP = "agent hung up"
 ENDED = "cut off: the agent's time with the model was over"
 
 Record = Callable[[Turn], Awaitable[None]]
@@ -37,6 +39,11 @@ Record = Callable[[Turn], Awaitable[None]]
 
 _CALLS = ("/v1/chat/completions", "/v1/completions", *PATHS, COUNT_PATH)
 _ROUTES = {**dict.fromkeys(_CALLS, "POST"), "/v1/models": "GET", f"/v1/models/{MODEL}": "GET"}
+
+
+def one_agent(headers: Mapping[str, str], body: JsonObject) -> CallOrigin:
+    """Every call is the agent's own, in one conversation."""
+    return CallOrigin()
 
 
 class Lease:
@@ -53,25 +60,29 @@ class Lease:
     last_failure: Turn | None
     """The last call that broke upstream, if no good one came after it."""
 
+    policy_version: str
+    """The weights that are asked: stamped on each call when it begins."""
     limit_reached: str
     """The limit that a call was refused for, in words; empty where none was."""
 
-    def __init__(self, way: Way, sock: socket.socket, record: Record) -> None:
-        self._way, self._sock, self._record = way, sock, record
+    def __init__(self, context: ExchangeContext, sock: socket.socket, record: Record, classify: CallClassifier) -> None:
+        self._context, self._sock, self._record, self._classify = context, sock, record, classify
         self._key = f"sk-{secrets.token_urlsafe(24)}"
         self.endpoint = Endpoint.model_validate({"base_url": _address(sock), "model": MODEL, "key": self._key})
         self.turns = self.generated_tokens = 0
         self.answers = 0
         self.last_failure = None
         self._spoken: set[bool] = set()
-        self.limit_reached = ""
+        self.limit_reached = self.policy_version = ""
         self._index = self._answered = self._running = 0
         self._attempts = Attempts()
         self.budget = Budget()
         """What calls that come to nothing may still put into the log."""
-        self._connections: set[Connection] = set()
-        self._relays: dict[Connection, Relay] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: set[AgentConnection] = set()
+        self._tasks: dict[asyncio.Task[None], AgentConnection] = {}
+        """Requests that are being answered."""
+        self._exchanges: dict[AgentConnection, Exchange] = {}
+        """Model calls among them."""
         self._server: asyncio.Server | None = None
         self._closed = False
         self._gone = asyncio.Event()
@@ -80,19 +91,16 @@ class Lease:
     async def open(self) -> None:
         """Start to serve."""
         loop = asyncio.get_running_loop()
-        if self._sock.family == socket.AF_UNIX:
-            self._server = await loop.create_unix_server(lambda: Connection(self), sock=self._sock, backlog=CONNECTIONS)
-        else:
-            self._server = await loop.create_server(lambda: Connection(self), sock=self._sock, backlog=CONNECTIONS)
+        serve = loop.create_unix_server if self._sock.family == socket.AF_UNIX else loop.create_server
+        self._server = await serve(lambda: AgentConnection(self), sock=self._sock, backlog=CONNECTIONS)
 
     async def close(self) -> None:
         """Void the key, cut everything, record what was captured. Nothing is recorded afterwards."""
         self._closed = True
         if self._server is not None:
             self._server.close()
-        for relay in list(self._relays.values()):
-            relay.cut(ENDED)
         for connection in list(self._connections):
+            self._abandon(connection, ENDED)
             connection.cut()
         while self._tasks:
             await asyncio.wait(self._tasks)
@@ -103,17 +111,15 @@ class Lease:
 
     # What the server side tells.
 
-    def connected(self, connection: Connection) -> bool:
+    def connected(self, connection: AgentConnection) -> bool:
         """A client is there; false turns it away."""
         self._connections.add(connection)
         return not self._closed and len(self._connections) <= CONNECTIONS
 
-    def disconnected(self, connection: Connection) -> None:
+    def disconnected(self, connection: AgentConnection) -> None:
         """A client is gone: its call is cut."""
         self._connections.discard(connection)
-        relay = self._relays.pop(connection, None)
-        if relay is not None:
-            relay.cut(HUNG_UP)
+        self._abandon(connection, HUNG_UP)
         if self._closed and not self._connections:
             self._gone.set()
 
@@ -121,7 +127,7 @@ class Lease:
         """Whether what the box has sent and is not yet passed on may grow further."""
         return sum(connection.held for connection in self._connections) <= INBOUND_LIMIT
 
-    def requested(self, connection: Connection, request: Request) -> None:
+    def requested(self, connection: AgentConnection, request: AgentRequest) -> None:
         """A whole request is in."""
         allowed = _ROUTES.get(request.path)
         if not hmac.compare_digest(_key_in(request).encode(), self._key.encode()):
@@ -140,66 +146,87 @@ class Lease:
 
     def watch(self) -> AsyncIterator[Delta]:
         """What the model says, as it says it, until the lease ends."""
-        return deltas(self._relays.values, lambda: self._closed)
+        return deltas(self._exchanges.values, lambda: self._closed)
 
-    def _start(self, connection: Connection, request: Request) -> None:
-        relay = self._relays[connection] = Relay(self._way, connection, request)
-        task = asyncio.get_running_loop().create_task(self._serve(relay, connection, request))
-        self._tasks.add(task)
-        task.add_done_callback(lambda done: self._served(done, connection))
+    def _start(self, connection: AgentConnection, request: AgentRequest) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(connection, request))
+        self._tasks[task] = connection
+        task.add_done_callback(self._served)
 
-    async def _serve(self, relay: Relay, connection: Connection, request: Request) -> None:
-        body = None if relay.was_cut else await read(request.body)
-        if relay.was_cut:
-            return
+    async def _serve(self, connection: AgentConnection, request: AgentRequest) -> None:
+        """Answer a request for words of the model: read it, admit it, run it."""
+        began, started_at = time.perf_counter(), time.time()
+        body = await read(request.body)
         size, request.body = len(request.body), b""
         asked: JsonObject = {} if body is None else body.value
-        wire = _wire(request, asked) or ChatWire(asked)
-        delivery = Delivery(connection, wire, stream=asked.get("stream") is True)
+        wire = _wire(request, asked)
+        delivery = Delivery(
+            connection, wire, stream=asked.get("stream") is True, answer_limit=self._context.upstream.answer_limit
+        )
         try:
             if body is None:
                 raise BadRequest("the body is no JSON object, or has too many parts")
             if request.path == COUNT_PATH:
-                counted = token_count(asked)
-                self._relays.pop(connection, None)
-                connection.reply(200, counted)
+                connection.reply(200, token_count(asked))
                 return
-            chat = body if isinstance(wire, ChatWire) else Body(wire.chat_request())
+            chat = wire.chat_request()
             self._admit()
         except BadRequest as error:
-            self._relays.pop(connection, None)
             delivery.refuse(400, error.body)
             return
-        call = self._begin(relay, request, chat.value, size)
-        turn = await relay.answer(chat, delivery, call, spent=self.generated_tokens)
-        await self._end(relay, connection, turn)
+        call = self._begin(request.headers, chat, size, started_at)
+        exchange = self._exchanges[connection] = Exchange(
+            self._context,
+            call,
+            body if chat is body.value else Body(chat),
+            delivery,
+            accept=request.headers.get("accept", "*/*"),
+            began=began,
+        )
+        await exchange.run(lambda exchange, turn: self._keep(connection, exchange, turn), spent=self.generated_tokens)
 
-    def _begin(self, relay: Relay, request: Request, chat: JsonObject, size: int) -> Call:
-        relay.index, self._index = self._index, self._index + 1
-        relay.origin = origin_of(request.headers, chat)
+    def _begin(self, headers: Mapping[str, str], chat: JsonObject, size: int, started_at: float) -> ModelCall:
+        """The next call of the rollout."""
+        index, self._index = self._index, self._index + 1
         self._running += 1
-        attempt = Attempt(relay.index, relay.origin.session, chat, size, lambda: relay.was_cut)
-        return Call(
-            index=relay.index,
+        origin = self._classify(headers, chat)
+        session, parent = origin.session[:LONGEST_SESSION], origin.parent_session[:LONGEST_SESSION]
+        return ModelCall(
+            index=index,
             request={},
-            replaces=self._attempts.begin(attempt, request.headers),
+            replaces=self._attempts.begin(Attempt(index, session, chat, size), headers),
             streamed=chat.get("stream") is True,
-            **relay.origin._asdict(),
+            purpose=origin.purpose,
+            session=session,
+            parent_session=parent,
+            policy_version=self.policy_version,
+            started_at=started_at,
         )
 
-    async def _end(self, relay: Relay, connection: Connection, turn: Turn) -> None:
-        self._attempts.end(turn.index, broken=turn.error is not None)
+    async def _keep(self, connection: AgentConnection, exchange: Exchange, turn: Turn) -> bool:
+        """Put a turn into the log; false where that failed. Then the connection is free for the next request."""
         try:
-            self._count(turn, hung_up=relay.was_cut)
-            if not self._way.quiet:
+            self._count(turn, hung_up=exchange.was_cut)
+            if not self._context.quiet:
                 await self._record(await self.budget.kept(turn))
         except Exception as error:  # noqa: BLE001 - whatever it is, it leaves the block that lent this
             self.failure = self.failure or error
-            self._relays.pop(connection, None)
-            relay.fail()
-        else:
-            self._relays.pop(connection, None)
-            relay.finish(turn)
+            return False
+        finally:
+            self._exchanges.pop(connection, None)
+            self._attempts.end(turn.index, broken=turn.error is not None or exchange.left)
+        return True
+
+    def _abandon(self, connection: AgentConnection, reason: str) -> None:
+        """Whatever is being answered on this connection is in vain."""
+        exchange = self._exchanges.get(connection)
+        if exchange is not None:
+            exchange.left = not exchange.cut(reason)
+            self._attempts.leave(exchange.call.index)
+            return
+        for task, served in self._tasks.items():
+            if served is connection:
+                task.cancel()  # its body is still being read: no model was asked
 
     def _admit(self) -> None:
         """Raises BadRequest where the call is one too many."""
@@ -208,12 +235,12 @@ class Lease:
         if self.budget.calls >= BROKEN_CALLS:
             raise BadRequest(f"{BROKEN_CALLS} model calls of this rollout have failed; no more are made")
         turns = self._answered + self._running
-        if reached := limit_reached(self._way.limits, turns=turns, spent=self.generated_tokens):
+        if reached := limit_reached(self._context.limits, turns=turns, spent=self.generated_tokens):
             self.limit_reached = self.limit_reached or reached
             raise BadRequest(reached)
 
-    def _served(self, task: asyncio.Task[None], connection: Connection) -> None:
-        self._tasks.discard(task)
+    def _served(self, task: asyncio.Task[None]) -> None:
+        connection = self._tasks.pop(task)
         if task.cancelled():
             return
         error = task.exception()
@@ -246,20 +273,20 @@ def _address(sock: socket.socket) -> str:
     return f"http://127.0.0.1:{name}/v1" if name.isdigit() else "http://localhost/v1"
 
 
-def _key_in(request: Request) -> str:
+def _key_in(request: AgentRequest) -> str:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
-def _wire(request: Request, body: JsonObject) -> Wire | None:
+def _wire(request: AgentRequest, body: JsonObject) -> Wire:
     path = PATHS[0] if request.path == COUNT_PATH else request.path
-    return wire_for(path, body, model=MODEL, id=secrets.token_hex(12), created=int(time.time()))
+    translated = wire_for(path, body, model=MODEL, id=secrets.token_hex(12), created=int(time.time()))
+    return translated or ChatWire(body, path.removeprefix("/v1"))
 
 
-def _shaped(request: Request, status: int, body: bytes) -> bytes:
+def _shaped(request: AgentRequest, status: int, body: bytes) -> bytes:
     """An error body in the shape that whoever asked expects."""
-    wire = _wire(request, {})
-    return body if wire is None else wire.error(status, body)
+    return _wire(request, {}).error(status, body)
 
 
 def _models(*, one: bool) -> bytes:

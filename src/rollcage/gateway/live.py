@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Protocol
 
-from rollcage.gateway.policy import Origin
+from rollcage.gateway.capture import ModelCall
 from rollcage.gateway.shapes import Choice, chunk_of
-from rollcage.gateway.sse import Events
+from rollcage.sse import EventReader
 from rollcage.types import Purpose, Value
 
 LOOK_S = 0.05
@@ -45,8 +45,8 @@ class Running(Protocol):
     """A call that can be watched."""
 
     @property
-    def index(self) -> int:
-        """Its place among the calls of its rollout; negative while it is not admitted."""
+    def call(self) -> ModelCall:
+        """Which it is, who made it, and what for."""
 
     @property
     def settled(self) -> bool:
@@ -56,17 +56,13 @@ class Running(Protocol):
     def pieces(self) -> list[bytes]:
         """What came so far."""
 
-    @property
-    def origin(self) -> Origin:
-        """Who made it, and what for."""
-
 
 async def deltas(running: Callable[[], Iterable[Running]], over: Callable[[], bool]) -> AsyncIterator[Delta]:
     """What calls say from now on, until `over` and everything is told."""
     readers: dict[Running, _Reader] = {}
     while True:
         for call in list(running()):
-            if call.index >= 0 and call not in readers:
+            if call not in readers:
                 readers[call] = _Reader(call)
         for call, reader in list(readers.items()):
             settled = call.settled
@@ -87,12 +83,12 @@ class _Reader:
         self._call = call
         self._pieces = call.pieces
         self._at = self._tokens = 0
-        self._events = Events()
+        self._events = EventReader()
 
     def read(self) -> Delta | None:
-        """What is new; null where nothing is."""
+        """What is new; None where nothing is."""
         if self._call.pieces is not self._pieces:  # the engine was asked again, in other words
-            self._pieces, self._at, self._events = self._call.pieces, 0, Events()
+            self._pieces, self._at, self._events = self._call.pieces, 0, EventReader()
         fresh = self._fresh()
         if not fresh:
             return None
@@ -102,15 +98,14 @@ class _Reader:
         functions = [call.function for each in said for call in each.tool_calls or () if call.function]
         return self.delta(
             content="".join([*((each.content or "") for each in said), *((c.text or "") for c in choices)]),
-            reasoning="".join(each.reasoning or each.reasoning_content or "" for each in said),
+            reasoning="".join(each.thought for each in said),
             calls="".join((f"{f.name} " if f.name else "") + (f.arguments or "") for f in functions),
         )
 
     def delta(self, **said: object) -> Delta:
         """A delta of this call."""
-        call = self._call
-        origin = call.origin
-        fields = {"turn": call.index, "tokens": self._tokens, "purpose": origin.purpose, "session": origin.session}
+        call = self._call.call
+        fields = {"turn": call.index, "tokens": self._tokens, "purpose": call.purpose, "session": call.session}
         return Delta.model_validate({**fields, **said})
 
     def _fresh(self) -> list[bytes]:

@@ -1,50 +1,56 @@
-"""Assembles an assistant message from the pieces a stream brings, however oddly they are cut."""
+"""Puts an assistant message together, from a whole answer or from pieces, however oddly they are cut. Pure."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from typing import Any
 
-import msgspec
-
-from rollcage.gateway.shapes import Delta, ToolCall
+from rollcage.gateway.shapes import CallPiece, MessagePiece
 from rollcage.types import JsonObject
 
 
-@dataclass
-class _Call:
+@dataclass(eq=False)
+class CallDraft:
+    """A tool call in the making."""
+
     id: str = ""
     name: str = ""
-    arguments: list[str] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
 
-    def complete(self) -> bool:
-        """Whether the arguments so far are a whole JSON object."""
-        try:
-            return isinstance(msgspec.json.decode("".join(self.arguments)), dict)
-        except (ValueError, RecursionError):
-            return False
+    @property
+    def arguments(self) -> str:
+        """What the model wrote so far."""
+        return "".join(self.pieces)
+
+    def value(self) -> JsonObject:
+        """The call as it stands, in OpenAI's shape."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
-class Message:
+class MessageDraft:
     """An assistant message in the making."""
 
     def __init__(self) -> None:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._refusal: list[str] = []
-        self._calls: list[_Call] = []
-        self._at: dict[int, _Call] = {}
+        self.calls: list[CallDraft] = []
+        """The tool calls so far."""
+        self._at: dict[int, CallDraft] = {}
 
-    def add(self, delta: Delta) -> None:
-        """Append what a chunk brings (or a whole message, which is one big delta)."""
-        if delta.content:
-            self._content.append(delta.content)
-        # Engines that are moving from one name to the other send both, with the same text.
-        if reasoning := delta.reasoning or delta.reasoning_content:
-            self._reasoning.append(reasoning)
-        if delta.refusal:
-            self._refusal.append(delta.refusal)
-        for piece in delta.tool_calls or ():
-            self._add_call(piece)
+    def add(self, piece: MessagePiece, *, whole: bool = False) -> list[tuple[CallDraft, str]]:
+        """Append what a chunk brings, or a `whole` message.
+
+        Returns the calls it touched, each with the new part of its arguments (may be empty).
+        """
+        if piece.content:
+            self._content.append(piece.content)
+        if thought := piece.reasoning or piece.reasoning_content:  # not by `thought`: this runs once per chunk
+            self._reasoning.append(thought)
+        if piece.refusal:
+            self._refusal.append(piece.refusal)
+        return [self._add_call(each, whole) for each in piece.tool_calls] if piece.tool_calls else []
 
     def add_text(self, text: str) -> None:
         """Append to the content (text completions)."""
@@ -57,26 +63,24 @@ class Message:
             message["reasoning_content"] = "".join(self._reasoning)
         if self._refusal:
             message["refusal"] = "".join(self._refusal)
-        if self._calls:
-            message["tool_calls"] = [
-                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": "".join(c.arguments)}}
-                for c in self._calls
-            ]
+        if self.calls:
+            message["tool_calls"] = [call.value() for call in self.calls]
         return message
 
-    def _add_call(self, piece: ToolCall) -> None:
+    def _add_call(self, piece: CallPiece, whole: bool) -> tuple[CallDraft, str]:
         name = (piece.function and piece.function.name) or ""
-        call = self._call_for(piece, name)
-        if piece.id and not call.id:
-            call.id = piece.id
+        arguments = (piece.function and piece.function.arguments) or ""
+        call = self._new() if whole else self._call_for(piece, name)
+        call.id = call.id or piece.id or ""
         if name.startswith(call.name):  # the first time, or told again in full
             call.name = name
-        elif name and not call.name.endswith(name):
+        elif not call.name.endswith(name):
             call.name += name
-        if piece.function and piece.function.arguments:
-            call.arguments.append(piece.function.arguments)
+        if arguments:
+            call.pieces.append(arguments)
+        return call, arguments
 
-    def _call_for(self, piece: ToolCall, name: str) -> _Call:
+    def _call_for(self, piece: CallPiece, name: str) -> CallDraft:
         if piece.index is not None:
             call = self._at.get(piece.index)
             # Some servers number every call 0 and tell them apart by id alone. An id without a name proves nothing:
@@ -85,13 +89,25 @@ class Message:
                 call = self._at[piece.index] = self._new()
             return call
         if piece.id:
-            known = next((call for call in self._calls if call.id == piece.id), None)
-            return known or self._new()
-        last = self._calls[-1] if self._calls else self._new()
-        if name and last.name and (name != last.name or last.complete()):
+            return next((call for call in self.calls if call.id == piece.id), None) or self._new()
+        last = self.calls[-1] if self.calls else self._new()
+        if name and last.name and (name != last.name or object_in(last.arguments) is not None):
             return self._new()
         return last
 
-    def _new(self) -> _Call:
-        self._calls.append(_Call())
-        return self._calls[-1]
+    def _new(self) -> CallDraft:
+        self.calls.append(CallDraft())
+        return self.calls[-1]
+
+
+def object_in(arguments: str) -> JsonObject | None:
+    """The JSON object that a call's arguments are; None where they are none."""
+    try:
+        value = json.loads(arguments, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")

@@ -1,51 +1,32 @@
 """What becomes of a request on its way to the model: pure functions, request in, request out.
 
-Also what is refused without asking the model at all, and what each call is for.
+Also what is refused without asking the model at all, and what to ask instead of what an engine refuses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import replace
 
 import msgspec
 
-from rollcage.gateway.engines import Engine, Wanted
-from rollcage.types import Endpoint, JsonObject, Limits, Purpose
+from rollcage.gateway.engines import CallShape, Engine, refused_field, rejects_stream, wants_modern_cap
+from rollcage.types import Endpoint, JsonObject, Limits
 
 _CAPS = ("max_tokens", "max_completion_tokens", "n_predict")
 """Every name under which some engine takes the ceiling of an answer."""
-
-# Where OpenCode, Claude Code and Codex name a session and the one that started it. What is nearest comes first.
-_SESSIONS = (
-    *("x-session-id", "x-session-affinity"),
-    *("x-claude-code-agent-id", "x-claude-code-session-id"),
-    *("thread-id", "session-id"),
+SMUGGLED = frozenset(
+    "kv_transfer_params ec_transfer_params prompt_token_ids input_ids token_ids prompt_embeds input_embeds image_data"
+    " session_params bootstrap_host bootstrap_port bootstrap_room required_prefix_token_ids".split()
 )
-LONGEST_SESSION = 200
-"""Characters of a session's name that are kept: a box can send long headers, and each would be logged."""
-_PARENTS = ("x-parent-session-id", "x-claude-code-parent-agent-id", "x-codex-parent-thread-id")
-_TITLES = (
-    "You are a title generator",
-    "Generate a title for this conversation",
-    "Generate a concise, sentence-case title",
-)
-_SUMMARIES = ("You are a context summarization agent", "You are a helpful AI assistant tasked with summarizing")
-
-
-class Origin(NamedTuple):
-    """Who made a call, and what for."""
-
-    purpose: Purpose
-    session: str
-    parent_session: str
+"""Fields by which some engine is prompted with other than the messages, or told where to fetch a cache from: a box may
+not send them, or the turn would not show what the model read. The endpoint's own `extra_body` may."""
 
 
 def outgoing(body: JsonObject, *, endpoint: Endpoint, limits: Limits, engine: Engine, spent: int = 0) -> JsonObject:
     """The request as it goes upstream. `spent` is what the model has generated so far, of `limits.token_budget`."""
     sampling = endpoint.sampling
     chat = "prompt" not in body
-    sent = {**body, "model": endpoint.model}
+    sent = {name: value for name, value in body.items() if name not in SMUGGLED} | {"model": endpoint.model}
     if sampling.temperature is not None:
         sent["temperature"] = sampling.temperature
     if sampling.seed is not None:
@@ -60,6 +41,8 @@ def outgoing(body: JsonObject, *, endpoint: Endpoint, limits: Limits, engine: En
         sent["stream"] = False
         sent.pop("stream_options", None)
     _ask(sent, engine, chat, sampling.top_logprobs)
+    if sent.get("include_reasoning") is False and engine.hides_with_reasoning:
+        del sent["include_reasoning"]  # what the agent does not want is taken out on its way back
     return sent
 
 
@@ -67,6 +50,24 @@ def added(body: JsonObject, sent: JsonObject, engine: Engine) -> JsonObject:
     """What `outgoing` put in for the sake of capture and the agent had not sent itself."""
     asked = engine.asks(_wanted(sent, "prompt" not in body, 0))
     return {name: sent[name] for name in asked if name in sent and name not in body}
+
+
+def milder(engine: Engine, known: Engine, body: JsonObject, sent: JsonObject, answer: bytes) -> Engine | None:
+    """What to ask for instead, where a refusal names a field that we put in; None where it is the agent's affair.
+
+    `known` is the engine as it was before this call, `answer` the body of its refusal.
+    """
+    if "max_tokens" in sent and "max_tokens" not in engine.refused and wants_modern_cap(answer):
+        return engine.without("max_tokens")
+    field = refused_field(answer, added(body, sent, engine))
+    if field is None:
+        return None
+    if sent.get("stream") is True and field != "stream_options" and rejects_stream(answer):
+        return engine.without("stream")
+    if "stream" in engine.refused - known.refused:
+        # It was not the stream after all.
+        engine = replace(engine, refused=engine.refused - {"stream"})
+    return engine.without(field)
 
 
 def limit_reached(limits: Limits, *, turns: int, spent: int) -> str:
@@ -84,25 +85,6 @@ def limit_reached(limits: Limits, *, turns: int, spent: int) -> str:
 def problem(message: str, kind: str = "invalid_request_error") -> bytes:
     """An error body in OpenAI's shape."""
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": None}})
-
-
-def origin_of(headers: Mapping[str, str], body: JsonObject) -> Origin:
-    """What a call is for, told by its headers (names in lower case) and its shape (as one of chat completions)."""
-    session = _first(headers, _SESSIONS)
-    parent = _first(headers, _PARENTS)
-    if not parent and "x-claude-code-agent-id" in headers:
-        parent = headers.get("x-claude-code-session-id", "")[:LONGEST_SESSION]
-    helper = headers.get("x-openai-subagent", "")
-    purpose = Purpose.SUBAGENT if parent or helper else Purpose.AGENT
-    if helper == "compact":
-        purpose = Purpose.COMPACTION
-    messages = body.get("messages")
-    texts = [_text_of(message) for message in messages[:2]] if isinstance(messages, list) else []
-    if not body.get("tools") and any(text.startswith(_TITLES) for text in texts):
-        purpose = Purpose.TITLE
-    elif texts and texts[0].startswith(_SUMMARIES) and not body.get("tools"):
-        purpose = Purpose.COMPACTION
-    return Origin(purpose, session, parent)
 
 
 def _ceiling(limits: Limits, spent: int) -> int:
@@ -138,14 +120,14 @@ def _ask(sent: JsonObject, engine: Engine, chat: bool, alternatives: int) -> Non
             sent[name] = value
 
 
-def _wanted(sent: JsonObject, chat: bool, alternatives: int) -> Wanted:
-    return Wanted(
-        chat=chat, stream=sent.get("stream") is True, tools=bool(sent.get("tools")), alternatives=alternatives
+def _wanted(sent: JsonObject, chat: bool, alternatives: int) -> CallShape:
+    return CallShape(
+        chat=chat,
+        stream=sent.get("stream") is True,
+        tools=bool(sent.get("tools")),
+        alternatives=alternatives,
+        echo=bool(sent.get("echo")),
     )
-
-
-def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
-    return next((headers[name][:LONGEST_SESSION] for name in names if headers.get(name)), "")
 
 
 def _is_count(value: object) -> bool:
@@ -155,10 +137,3 @@ def _is_count(value: object) -> bool:
 def _dict(body: JsonObject, name: str) -> JsonObject:
     value = body.get(name)
     return value if isinstance(value, dict) else {}
-
-
-def _text_of(message: Any) -> str:
-    content = message.get("content") if isinstance(message, dict) else None
-    if isinstance(content, list):
-        content = next((part.get("text") for part in content if isinstance(part, dict)), None)
-    return content if isinstance(content, str) else ""

@@ -7,13 +7,13 @@ from contextlib import suppress
 
 import msgspec
 
-from rollcage.gateway.engines import QUESTIONS, Engine, Said, engine_of, signed
-from rollcage.gateway.upstream import Target, Upstream, UpstreamError, headers_for
+from rollcage.gateway.engines import QUESTIONS, Engine, ProbeAnswer, engine_of, signed
+from rollcage.gateway.http_out import Target, Upstream, UpstreamError, headers_for
 from rollcage.types import Endpoint, JsonObject
 
 CHECK_TIMEOUT_S = 5.0
-ASIDE_TIMEOUT_S = 2.0
-"""How long anything may take that is merely good to know."""
+OPTIONAL_TIMEOUT_S = 2.0
+"""How long an answer may take that is merely good to have."""
 
 
 async def identify(upstream: Upstream, endpoint: Endpoint) -> str | Engine:
@@ -31,7 +31,7 @@ async def identify(upstream: Upstream, endpoint: Endpoint) -> str | Engine:
         return f"{where} refuses the key (HTTP {models.status}); set the right API key"
     name = signed(endpoint, models)
     paths = QUESTIONS.get(name, ())
-    said = await asyncio.gather(*(aside(upstream, endpoint, path) for path in paths))
+    said = await asyncio.gather(*(ask_optional(upstream, endpoint, path) for path in paths))
     return engine_of(name, dict(zip(paths, said, strict=True)))
 
 
@@ -40,23 +40,30 @@ async def prompt_ids(upstream: Upstream, endpoint: Endpoint, sent: JsonObject) -
 
     Empty where it does not tell.
     """
-    prompt = (await aside(upstream, endpoint, "/apply-template", sent)).value.get("prompt")
+    prompt = (await ask_optional(upstream, endpoint, "/apply-template", sent)).value.get("prompt")
     if not isinstance(prompt, str):
         return ()
     asked = {"content": prompt, "add_special": True, "parse_special": True}
-    ids = (await aside(upstream, endpoint, "/tokenize", asked)).value.get("tokens")
+    ids = (await ask_optional(upstream, endpoint, "/tokenize", asked)).value.get("tokens")
     return tuple(ids) if isinstance(ids, list) and all(type(each) is int for each in ids) else ()
 
 
-async def aside(upstream: Upstream, endpoint: Endpoint, path: str, body: JsonObject | None = None) -> Said:
-    """An answer that it is no fault to be without."""
+async def ask_optional(
+    upstream: Upstream,
+    endpoint: Endpoint,
+    path: str,
+    body: JsonObject | None = None,
+    *,
+    timeout_s: float = OPTIONAL_TIMEOUT_S,
+) -> ProbeAnswer:
+    """One question whose answer is merely good to have: an empty one where it does not come in time."""
     with suppress(UpstreamError, TimeoutError):
-        async with asyncio.timeout(ASIDE_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             return await ask(upstream, endpoint, path, body)
-    return Said()
+    return ProbeAnswer()
 
 
-async def ask(upstream: Upstream, endpoint: Endpoint, path: str, body: JsonObject | None = None) -> Said:
+async def ask(upstream: Upstream, endpoint: Endpoint, path: str, body: JsonObject | None = None) -> ProbeAnswer:
     """One question, and its whole answer. Raises UpstreamError."""
     headers = {**headers_for(endpoint), "Accept": "application/json"}
     payload = b"" if body is None else msgspec.json.encode(body)
@@ -67,11 +74,11 @@ async def ask(upstream: Upstream, endpoint: Endpoint, path: str, body: JsonObjec
     root = endpoint.base_url if below else endpoint.base_url.rstrip("/").removesuffix("/v1")
     target = Target.of(root, path.removeprefix("/v1") if below else path)
     method, length = ("GET", None) if body is None else ("POST", len(payload))
-    exchange = await upstream.open(target, target.head(method, headers, length), payload)
+    connection = await upstream.open(target, target.head(method, headers, length), payload)
     pieces: list[bytes] = []
     try:
-        if broken := await exchange.body(pieces.append):
+        if broken := await connection.body(pieces.append):
             raise UpstreamError(broken)
     finally:
-        exchange.release()
-    return Said(exchange.status, b"".join(pieces), exchange.headers)
+        connection.release()
+    return ProbeAnswer(connection.status, b"".join(pieces), connection.headers)

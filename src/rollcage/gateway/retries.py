@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rollcage.types import JsonObject
@@ -26,9 +26,8 @@ class Attempt:
     """As one of chat completions, before policy."""
     size: int
     """Of the body, about."""
-    gone: Callable[[], bool]
-    """Whether its agent has left it."""
     broken: bool = False
+    """Whether it failed, or its agent has left it."""
 
 
 class Attempts:
@@ -44,11 +43,7 @@ class Attempts:
         """
         again = headers.get("x-stainless-retry-count", "0") != "0"
         repeated = next(
-            (
-                earlier
-                for earlier in reversed(self._attempts)
-                if (earlier.broken or earlier.gone() or again) and _same(earlier, attempt)
-            ),
+            (earlier for earlier in reversed(self._attempts) if (earlier.broken or again) and _same(earlier, attempt)),
             None,
         )
         others = [earlier for earlier in self._attempts if earlier is not repeated]
@@ -56,6 +51,12 @@ class Attempts:
         while sum(each.size for each in self._attempts) > REMEMBERED_BYTES:
             del self._attempts[0]
         return None if repeated is None else repeated.index
+
+    def leave(self, index: int) -> None:
+        """The agent has left a call that is still running."""
+        for attempt in self._attempts:
+            if attempt.index == index:
+                attempt.broken = True
 
     def end(self, index: int, *, broken: bool) -> None:
         """A call is over. Good ones are forgotten."""

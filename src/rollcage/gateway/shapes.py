@@ -22,7 +22,7 @@ class Top(msgspec.Struct, gc=False):
     id: int | None = None
 
 
-class Entry(msgspec.Struct, gc=False):
+class TokenEntry(msgspec.Struct, gc=False):
     """One sampled token: OpenAI's shape, with llama.cpp's `id`."""
 
     token: str = ""
@@ -34,7 +34,7 @@ class Entry(msgspec.Struct, gc=False):
 class Logprobs(msgspec.Struct, gc=False):
     """Rows for chat; columns for text completions."""
 
-    content: list[Entry] | None = None
+    content: list[TokenEntry] | None = None
     tokens: list[str] | None = None
     token_logprobs: list[float | None] | None = None
     top_logprobs: list[dict[str, float | None] | None] | None = None
@@ -47,7 +47,7 @@ class Function(msgspec.Struct, gc=False):
     arguments: str | None = None
 
 
-class ToolCall(msgspec.Struct, gc=False):
+class CallPiece(msgspec.Struct, gc=False):
     """A tool call or a piece of one."""
 
     index: int | None = None
@@ -55,28 +55,39 @@ class ToolCall(msgspec.Struct, gc=False):
     function: Function | None = None
 
 
-class Delta(msgspec.Struct, gc=False):
+class MessagePiece(msgspec.Struct, gc=False):
     """A message, or what a chunk adds to it."""
 
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[CallPiece] | None = None
+
+    @property
+    def thought(self) -> str:
+        """Its reasoning. Engines that are moving from one name to the other send both, with the same text."""
+        return self.reasoning or self.reasoning_content or ""
 
 
 class Choice(msgspec.Struct, gc=False):
     """One answer, or a piece of it."""
 
     index: int | None = 0
-    delta: Delta | None = None
-    message: Delta | None = None
+    delta: MessagePiece | None = None
+    message: MessagePiece | None = None
     text: str | None = None
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
     token_ids: list[int] | None = None
     response_token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+
+
+class Verbose(msgspec.Struct, gc=False):
+    """What llama.cpp adds where it is asked to."""
+
+    tokens: list[int] | None = None
 
 
 class Chunk(msgspec.Struct, gc=False):
@@ -86,6 +97,7 @@ class Chunk(msgspec.Struct, gc=False):
     usage: JsonObject | None = None
     prompt_token_ids: list[int] | None = None
     sglext: JsonObject | None = None
+    verbose: Verbose | None = msgspec.field(default=None, name="__verbose")
     error: Any = None
 
 
@@ -111,7 +123,7 @@ _SPELLED = msgspec.json.Decoder(_SpelledChunk)
 
 
 def chunk_of(data: bytes) -> Chunk | None:
-    """What an event says; null where it is no JSON object (half a line, for one)."""
+    """What an event says; None where it is no JSON object (half a line, for one)."""
     try:
         return _CHUNK.decode(data)
     except (ValueError, RecursionError):
@@ -120,7 +132,7 @@ def chunk_of(data: bytes) -> Chunk | None:
 
 
 def object_of(data: bytes) -> JsonObject | None:
-    """A JSON object, read generously: lone surrogates and bad UTF-8 become U+FFFD; null where it is none."""
+    """A JSON object, read generously: lone surrogates and bad UTF-8 become U+FFFD; None where it is none."""
     try:
         value = msgspec.json.decode(data)
     except (ValueError, RecursionError):
@@ -152,12 +164,13 @@ def _clean(value: Any) -> Any:
 
 
 def _lenient(value: JsonObject) -> Chunk:
-    usage, sglext = value.get("usage"), value.get("sglext")
+    usage, sglext, verbose = value.get("usage"), value.get("sglext"), value.get("__verbose")
     return Chunk(
         choices=[_choice(each) for each in _objects(value.get("choices"))],
         usage=usage if isinstance(usage, dict) else None,
         prompt_token_ids=_ids(value.get("prompt_token_ids")),
         sglext=sglext if isinstance(sglext, dict) else None,
+        verbose=Verbose(_ids(verbose.get("tokens"))) if isinstance(verbose, dict) else None,
         error=value.get("error"),
     )
 
@@ -166,8 +179,8 @@ def _choice(value: JsonObject) -> Choice:
     logprobs = value.get("logprobs")
     return Choice(
         index=_int(value.get("index")),
-        delta=_delta(value.get("delta")),
-        message=_delta(value.get("message")),
+        delta=message_piece(value.get("delta")),
+        message=message_piece(value.get("message")),
         text=_text(value.get("text")),
         logprobs=_logprobs(logprobs) if isinstance(logprobs, dict) else None,
         finish_reason=_text(value.get("finish_reason")),
@@ -177,10 +190,11 @@ def _choice(value: JsonObject) -> Choice:
     )
 
 
-def _delta(value: object) -> Delta | None:
+def message_piece(value: object) -> MessagePiece | None:
+    """A message, or what a chunk adds to it, read leniently; None where it is no object."""
     if not isinstance(value, dict):
         return None
-    return Delta(
+    return MessagePiece(
         content=_text(value.get("content")),
         reasoning=_text(value.get("reasoning")),
         reasoning_content=_text(value.get("reasoning_content")),
@@ -189,13 +203,13 @@ def _delta(value: object) -> Delta | None:
     )
 
 
-def _tool_call(value: JsonObject) -> ToolCall:
+def _tool_call(value: JsonObject) -> CallPiece:
     function = value.get("function")
     inner = function if isinstance(function, dict) else {}
     arguments = inner.get("arguments")
     if arguments is not None and not isinstance(arguments, str):
         arguments = msgspec.json.encode(arguments).decode()
-    return ToolCall(
+    return CallPiece(
         index=_int(value.get("index")),
         id=_text(value.get("id")),
         function=Function(name=_text(inner.get("name")), arguments=arguments),
@@ -210,10 +224,10 @@ def _logprobs(value: JsonObject) -> Logprobs:
         return Logprobs(content=content or None)
 
 
-def _entry(value: JsonObject) -> Entry:
+def _entry(value: JsonObject) -> TokenEntry:
     others = _objects(value.get("top_logprobs"))
     top = [Top(_text(each.get("token")) or "", _float(each.get("logprob")), _int(each.get("id"))) for each in others]
-    return Entry(_text(value.get("token")) or "", _float(value.get("logprob")), _int(value.get("id")), top)
+    return TokenEntry(_text(value.get("token")) or "", _float(value.get("logprob")), _int(value.get("id")), top)
 
 
 def _objects(value: object) -> list[JsonObject]:

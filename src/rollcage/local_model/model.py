@@ -48,9 +48,11 @@ class LocalModel:
         threads: int | None = None,
         key: str = "",
     ) -> None:
-        """Port 0 is any free one, null threads half of the processors, an empty key a random one."""
+        """Port 0 is any free one, None threads half of the processors, an empty key a random one."""
         if not 256 <= context <= LARGEST_CONTEXT:
-            raise UsageError(f"context: {context} tokens; the local model takes 256 to {LARGEST_CONTEXT}")
+            raise UsageError(
+                f"{context} tokens", argument="context", remedy=f"the local model takes 256 to {LARGEST_CONTEXT}"
+            )
         self._cache_dir, self._port, self._context = cache_dir, port, context
         # The engine's threads wait for each other in busy loops: one for every processor would starve the agents.
         self._threads = threads or max(1, len(os.sched_getaffinity(0)) // 2)

@@ -1,5 +1,1 @@
-"""Boxes: the protocol every backend speaks, and what can be done with any box."""
-
-from rollcage.sandboxes.base import Exit, Output, Process, Provider, Rewindable, Sandbox, sh
-
-__all__ = ["Exit", "Output", "Process", "Provider", "Rewindable", "Sandbox", "sh"]
+"""Boxes: the protocol every backend speaks, the backends, and what can be done with any box."""

@@ -12,16 +12,12 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
-from rollcage.layers import Layer
+from rollcage.errors import UsageError
+from rollcage.sandboxes.layers import Layer
 from rollcage.types import HOME, SandboxSpec
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 """The only PATH a command gets unless its caller says otherwise; nothing an agent can write to is on it."""
-
-
-class Whole(dict[str, str]):
-    """An environment to which a box adds nothing of its image's, only what every command gets: for commands of our own
-    in a box that an agent has used, since what an image sets may lead to where the agent could write."""
 
 
 class Process(Protocol):
@@ -58,10 +54,19 @@ class Sandbox(Protocol):
         """Asked-for limits that cannot be enforced here, in words."""
 
     def spawn(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = HOME
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = HOME,
+        inherit_image_env: bool = True,
     ) -> AbstractAsyncContextManager[Process]:
-        """Start a command in fresh namespaces; PATH, HOME, USER, LANG, TMPDIR, what the box's image sets (unless `env`
-        is Whole) and `env` are its whole environment."""
+        """Start a command in fresh namespaces; PATH, HOME, USER, LANG, TMPDIR, what the box's image sets and `env` are
+        its whole environment.
+
+        `inherit_image_env=False` leaves out what the image sets: for commands of our own in a box that an agent has
+        used, since what an image sets may lead to where the agent could write.
+        """
 
     async def read(self, path: str, *, limit: int = 16 << 20) -> bytes:
         """At most `limit` bytes of a regular file; FileMissing where there is none. Never leads out, never hangs."""
@@ -80,10 +85,75 @@ class Rewindable(Protocol):
     async def checkpoint(self) -> None:
         """Remember the home directory as it is. No command may be running."""
 
-    async def rewind(self, keep: Sequence[str]) -> tuple[str, ...]:
+    async def rewind(self, keep: Sequence[str], restore: Sequence[str] = ()) -> tuple[str, ...]:
         """Put everything below home back as it was at the checkpoint, except the `keep` paths; /tmp becomes empty.
 
+        `restore`: paths within those that are put back too. One that the checkpoint does not have is removed, but only
+        where the checkpoint has the folder that it lies in.
         Returns the paths outside `keep` that had been changed since. No command may be running.
+        """
+
+
+class Separation(NamedTuple):
+    """How a box is divided between the judge, who runs as before, and the judged."""
+
+    shared: tuple[str, ...]
+    """Paths below home that both see, live: the workdir and what is kept. Nothing else of the judge's is there for the
+    judged: its home is as it was at the checkpoint, its /tmp its own."""
+    sealed: tuple[str, ...] = ()
+    """Folders that no command of the judge can change from now on, and that the judged does not see: the tests."""
+    hidden: tuple[str, ...] = ()
+    """Folders that the judged does not see: where the reward is written."""
+    covered: tuple[str, ...] = ()
+    """Paths among the shared that the judge itself does not see either: it finds empty folders there."""
+    timeout_s: float = 60.0
+    """How long one launched command may take unless its caller says otherwise."""
+    max_output: int = 64 << 20
+    """How many bytes one launched command may print unless its caller says otherwise."""
+    needs_launcher: bool = False
+    """The judge relies on `untrusted`: a box whose image has nothing to run it with is not divided."""
+    withheld: tuple[str, ...] = ()
+    """Variables of the judge's environment that what it launches does not get; a name may end in `*`."""
+
+
+class Judged(Protocol):
+    """The side of a divided box on which code runs that is being judged. What runs there sees nothing of the judge:
+    not its processes, memory, environment or descriptors, not its tests, and cannot signal it."""
+
+    @property
+    def tools(self) -> str:
+        """A read-only folder of the judge's with the launcher `untrusted` and the Python module of that name; it goes
+        to the front of the judge's PATH, and to the end of its PYTHONPATH."""
+
+    @property
+    def launched(self) -> int:
+        """How many commands the judge has launched so far."""
+
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = HOME,
+        scratch: bool = False,
+        network: bool = True,
+    ) -> AbstractAsyncContextManager[Process]:
+        """Start a command as the judged, from here. What the image sets is not in its environment.
+
+        `scratch`: it works in a copy of the shared paths that is gone afterwards. `network=False`: not even the box's
+        own loopback.
+        """
+
+
+@runtime_checkable
+class Separable(Protocol):
+    """A box that keeps code under test apart from its judge: the ground under the launcher `untrusted`."""
+
+    def separate(self, separation: Separation) -> AbstractAsyncContextManager[Judged]:
+        """Divide the box. In the block, `spawn` starts commands of the judge, and those may launch judged commands by
+        `untrusted`; the end of the block kills what is still running as the judged. No command may be running before.
+
+        The division itself lasts as long as the box. Raises SandboxError where this machine cannot do it.
         """
 
 
@@ -97,10 +167,10 @@ class Imaged(Protocol):
 
 
 @runtime_checkable
-class Bare(Protocol):
-    """A box that is none: nothing runs in it and nothing is kept, and its ports are reached from this process alone."""
+class InProcessSandbox(Protocol):
+    """Stands in for a box where the agent works in this process: it has ports, but no commands and no files."""
 
-    def door(self, port: int) -> str:
+    def socket_path(self, port: int) -> str:
         """The unix socket that stands for a port."""
 
 
@@ -118,7 +188,15 @@ class Provider(Protocol):
         """A box whose home starts as these layers, topmost first. Closed, with all in it, at the end of the block."""
 
 
-class Output(NamedTuple):
+def check_system(spec: SandboxSpec) -> None:
+    """UsageError where a spec names both an image, which has a system, and a system."""
+    if spec.system and spec.template:
+        raise UsageError(
+            f"the image {spec.template!r} has a system of its own", argument="system", remedy="name one: {template}"
+        )
+
+
+class CapturedOutput(NamedTuple):
     """The end of a stream that may have been endless."""
 
     data: bytes
@@ -134,8 +212,8 @@ class Exit(NamedTuple):
     """How a command ended and what it printed."""
 
     code: int
-    stdout: Output
-    stderr: Output
+    stdout: CapturedOutput
+    stderr: CapturedOutput
     seconds: float
     timed_out: bool
 
@@ -157,13 +235,13 @@ class Tail:
                 self._cut = True
 
     @property
-    def output(self) -> Output:
+    def output(self) -> CapturedOutput:
         """What was kept."""
         data = b"".join(self._chunks)
-        return Output(data[-self._limit :], self._cut or len(data) > self._limit)
+        return CapturedOutput(data[-self._limit :], self._cut or len(data) > self._limit)
 
 
-async def tail(stream: ByteReceiveStream, limit: int) -> Output:
+async def tail(stream: ByteReceiveStream, limit: int) -> CapturedOutput:
     """Drain a stream to its end, keeping only its last `limit` bytes."""
     kept = Tail(limit)
     await kept.drain(stream)
@@ -177,6 +255,7 @@ async def run(
     stdin: bytes = b"",
     env: Mapping[str, str] | None = None,
     cwd: str = HOME,
+    inherit_image_env: bool = True,
     timeout_s: float = 60,
     limit: int = 64 << 10,
 ) -> Exit:
@@ -190,7 +269,7 @@ async def run(
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             await stream.send(stdin)
 
-    async with box.spawn(argv, env=env, cwd=cwd) as process:
+    async with box.spawn(argv, env=env, cwd=cwd, inherit_image_env=inherit_image_env) as process:
         with anyio.move_on_after(timeout_s):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(stdout.drain, process.stdout)
@@ -208,9 +287,11 @@ async def sh(
     *,
     env: Mapping[str, str] | None = None,
     cwd: str = HOME,
+    inherit_image_env: bool = True,
     timeout_s: float = 60,
     limit: int = 64 << 10,
 ) -> Exit:
     """Run shell text a user wrote, with no start-up files read."""
     argv = ["bash", "--noprofile", "--norc", "-c", script]
-    return await run(box, argv, env=env, cwd=cwd, timeout_s=timeout_s, limit=limit)
+    inherit = inherit_image_env
+    return await run(box, argv, env=env, cwd=cwd, inherit_image_env=inherit, timeout_s=timeout_s, limit=limit)

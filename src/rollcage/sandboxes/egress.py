@@ -1,11 +1,11 @@
-"""The one door out of a box: an HTTP proxy for setup commands that connects to allow-listed names and nowhere else."""
+"""The one way out of a box: an HTTP proxy for setup commands that connects to allow-listed names and nowhere else."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
@@ -14,8 +14,8 @@ import anyio
 from rollcage.errors import UsageError
 from rollcage.sandboxes.base import Sandbox
 
-PORT = 7001
-"""Where the proxy is, inside the box."""
+PORT = 7003
+"""Where the proxy is, inside the box: beside the model (7000), the agent's server (7001), the remote tools (7002)."""
 
 _MOST_HEAD = 1 << 16
 _CHUNK = 1 << 16
@@ -32,16 +32,28 @@ class Denied(Exception):
         self.status = status
 
 
+Refusal = Callable[[str], None]
+"""Told the host of a request that was refused."""
+
+
+def tell_nobody(host: str) -> None:
+    """Tells nobody."""
+
+
 @asynccontextmanager
-async def egress(box: Sandbox, hosts: Sequence[str]) -> AsyncIterator[dict[str, str]]:
-    """Open the door to `hosts` (exact names, `*.suffix`, or literal addresses) for the length of the block.
+async def egress(
+    box: Sandbox, hosts: Sequence[str], *, trusted: Sequence[str] = (), refused: Refusal = tell_nobody
+) -> AsyncIterator[dict[str, str]]:
+    """Let the box reach `hosts` (exact names, `*.suffix`, or literal addresses) for the length of the block.
 
     Gives the environment variables that programs find the proxy by. When the block is left, open connections are cut.
+    `trusted`: further names, of this machine's own configuration, which may lead to private addresses. `refused`: told
+    of every host that was asked for and is not among them; with no hosts at all that is whoever tries to reach one.
     """
     for host in hosts:
         if not host or "/" in host or host == "*":
             raise UsageError(f"{host!r} is no host name: give names, `*.suffix` or literal addresses")
-    proxy = _Proxy(frozenset(host.lower().rstrip(".") for host in hosts))
+    proxy = _Proxy(_names(hosts), trusted=_names(trusted), refused=refused)
     async with box.listen(PORT) as listener:
         start = asyncio.start_unix_server if listener.family == socket.AF_UNIX else asyncio.start_server
         server = await start(proxy.serve, sock=listener, limit=_MOST_HEAD)
@@ -56,11 +68,17 @@ async def egress(box: Sandbox, hosts: Sequence[str]) -> AsyncIterator[dict[str, 
                 await server.wait_closed()
 
 
+def _names(hosts: Sequence[str]) -> frozenset[str]:
+    return frozenset(host.lower().rstrip(".") for host in hosts)
+
+
 class _Proxy:
     """Serves connections from one box."""
 
-    def __init__(self, allowed: frozenset[str]) -> None:
-        self._allowed = allowed
+    def __init__(
+        self, allowed: frozenset[str], *, trusted: frozenset[str] = frozenset(), refused: Refusal = tell_nobody
+    ) -> None:
+        self._allowed, self._trusted, self._refused = allowed | trusted, trusted, refused
         self._serving: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -120,6 +138,7 @@ class _Proxy:
 
     async def _connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if not self._allows(host):
+            self._refused(host)
             raise Denied("403 Forbidden", f"{host} is not among the hosts that setup may reach")
         for address in await self._addresses(host, port):
             with suppress(OSError):
@@ -142,7 +161,8 @@ class _Proxy:
         addresses = [str(entry[4][0]) for entry in found]
         for address in addresses:
             # A mirror in one's own network is meant if its address is on the list too.
-            if not _is_public(address) and address not in self._allowed:
+            if not _is_public(address) and address not in self._allowed and host not in self._trusted:
+                self._refused(host)
                 # Which one it is, is not for the box to know.
                 reason = f"{host} leads to a private address; if that is meant, allow the address beside the name"
                 raise Denied("403 Forbidden", reason)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rollcage.errors import FileMissing, SandboxError
 from rollcage.sandboxes.base import Exit, Sandbox, run
-from rollcage.sandboxes.inside import handle
-from rollcage.sandboxes.orders import checked_path
+from rollcage.sandboxes.box_rpc import checked_path
+from rollcage.sandboxes.bundle import bundle
+from rollcage.sandboxes.inside import atomic, file_io
 
-_PROGRAM = Path(handle.__file__).read_text()
+_PROGRAM = bundle(file_io, atomic)
 _TIMEOUT_S = 300.0
 
 
 async def read_by_command(box: Sandbox, path: str, limit: int) -> bytes:
     """At most `limit` bytes of a regular file; FileMissing where there is none. Never hangs."""
     ended = await _run(box, "read", path, limit, limit=limit + 1)
-    if ended.code == handle.MISSING:
+    if ended.code == file_io.MISSING:
         raise FileMissing(f"no such file in the box: {path}")
     if ended.code:
         raise SandboxError(f"cannot read {path[:200]} in the box: {ended.stderr.text or ended.code}")

@@ -10,14 +10,14 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from rollcage.errors import SandboxError
-from rollcage.sandboxes.base import PATH, Output, Sandbox, Whole, run, tail
+from rollcage.sandboxes.base import PATH, CapturedOutput, Sandbox, run, tail
 
 SKIPPED = (".git", "__pycache__", "node_modules", ".venv")
 """Folders whose content is nobody's work."""
 MAX_FILES = 200
 MAX_FILE_BYTES = 256 << 10
 MAX_TOTAL_BYTES = 2 << 20
-_LISTING_LIMIT = 2 << 20
+_LISTING_LIMIT = 16 << 20
 
 
 class NotCopied(SandboxError):
@@ -30,6 +30,10 @@ class Collected(NamedTuple):
     files: dict[str, str]
     extra: dict[str, str]
     """Why each was left: `binary`, `too large (123 bytes)`, `symlink`, ..."""
+    listed: tuple[str, ...] = ()
+    """Every path that there is, collected or not."""
+    unlisted: bool = False
+    """There were more than could be listed."""
 
 
 async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: float = 30) -> Collected:
@@ -37,7 +41,7 @@ async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: flo
 
     `before`: shell text that is run first, in the same process, with the folder as its `$1`; its failure is an error.
     """
-    plain = Whole(PATH=PATH)  # an image's own may lead to where the agent could write
+    plain = {"PATH": PATH}
     prune = [word for name in SKIPPED for word in ("-name", name, "-o")][:-1]
     look = ["find", ".", "(", *prune, ")", "-prune", "-o", "!", "-type", "d", "-printf", r"%y %s %P\0"]
     script = f'{before}\ncd -- "$1" || exit 1\nshift; exec "$@"'
@@ -45,6 +49,7 @@ async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: flo
         box,
         ["bash", "--noprofile", "--norc", "-c", script, "collect", folder, *look],
         env=plain,
+        inherit_image_env=False,
         timeout_s=timeout_s,
         limit=_LISTING_LIMIT,
     )
@@ -53,12 +58,14 @@ async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: flo
     names: list[bytes] = []
     extra: dict[str, str] = {}
     total = 0
+    listed: list[str] = []
     rows = listing.stdout.data.split(b"\0")
     for row in sorted(rows[1:] if listing.stdout.truncated else rows):
         kind, _, rest = row.partition(b" ")
         size, _, name = rest.partition(b" ")
         if not name:
             continue
+        listed.append(name.decode("utf-8", "replace"))
         if why := _reason(kind, int(size), total, len(names)):
             if len(extra) < MAX_FILES:
                 extra[name.decode("utf-8", "replace")] = why
@@ -72,13 +79,14 @@ async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: flo
             ["tar", "--create", "--ignore-failed-read", "--no-recursion", "--null", "--files-from=-", "--file=-"],
             stdin=b"\0".join(names) + b"\0",
             env=plain,
+            inherit_image_env=False,
             cwd=folder,
             timeout_s=timeout_s,
             limit=2 * MAX_TOTAL_BYTES + MAX_FILES * 4096,
         )
         files, binary = _untar(archive.stdout)
         extra |= dict.fromkeys(binary, "binary")
-    return Collected(files, dict(sorted(extra.items())))
+    return Collected(files, dict(sorted(extra.items())), tuple(listed), listing.stdout.truncated)
 
 
 _KINDS = {b"l": "symlink", b"p": "pipe", b"s": "socket", b"c": "device", b"b": "device"}
@@ -93,7 +101,7 @@ def _reason(kind: bytes, size: int, total: int, count: int) -> str:
     return "too many files" if total + size > MAX_TOTAL_BYTES or count >= MAX_FILES else ""
 
 
-def _untar(archive: Output) -> tuple[dict[str, str], list[str]]:
+def _untar(archive: CapturedOutput) -> tuple[dict[str, str], list[str]]:
     files: dict[str, str] = {}
     binary: list[str] = []
     if archive.truncated:
@@ -142,16 +150,16 @@ async def copy_path(source: Sandbox, target: Sandbox, path: str, *, timeout_s: f
         finally:
             await sink.aclose()
 
-    errors: dict[str, Output] = {}
+    errors: dict[str, CapturedOutput] = {}
 
     async def listen(name: str, stream: ByteReceiveStream) -> None:
         errors[name] = await tail(stream, 2000)
 
     with anyio.move_on_after(timeout_s) as scope:
-        plain = Whole(PATH=PATH)  # an image's own may lead to where the agent could write
+        plain = {"PATH": PATH}
         async with (
-            source.spawn(pack, env=plain, cwd="/") as packing,
-            target.spawn(unpack, env=plain, cwd="/") as unpacking,
+            source.spawn(pack, env=plain, inherit_image_env=False, cwd="/") as packing,
+            target.spawn(unpack, env=plain, inherit_image_env=False, cwd="/") as unpacking,
         ):
             await packing.stdin.aclose()
             async with anyio.create_task_group() as tasks:

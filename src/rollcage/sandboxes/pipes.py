@@ -16,7 +16,7 @@ _CHUNK = 1 << 16
 _DEATH_TIMEOUT_S = 60
 
 
-class _End:
+class _PipeEnd:
     """Our end of a pipe."""
 
     def __init__(self, fd: int) -> None:
@@ -37,7 +37,7 @@ class _End:
         return self._fd
 
 
-class Reader(_End, ByteReceiveStream):
+class PipeReader(_PipeEnd, ByteReceiveStream):
     """What the command prints."""
 
     async def receive(self, max_bytes: int = _CHUNK) -> bytes:
@@ -59,7 +59,7 @@ class Reader(_End, ByteReceiveStream):
         self.close()
 
 
-class Writer(_End, ByteSendStream):
+class PipeWriter(_PipeEnd, ByteSendStream):
     """What the command reads."""
 
     async def send(self, item: bytes) -> None:
@@ -85,20 +85,20 @@ class Piped(ABC):
 
     def __init__(self, stdin: int, stdout: int, stderr: int) -> None:
         """Takes over our ends of the pipes."""
-        self._stdin, self._stdout, self._stderr = Writer(stdin), Reader(stdout), Reader(stderr)
+        self._stdin, self._stdout, self._stderr = PipeWriter(stdin), PipeReader(stdout), PipeReader(stderr)
 
     @property
-    def stdin(self) -> Writer:
+    def stdin(self) -> PipeWriter:
         """Its standard input; `aclose()` is end of file."""
         return self._stdin
 
     @property
-    def stdout(self) -> Reader:
+    def stdout(self) -> PipeReader:
         """Its standard output."""
         return self._stdout
 
     @property
-    def stderr(self) -> Reader:
+    def stderr(self) -> PipeReader:
         """Its standard error."""
         return self._stderr
 
@@ -125,3 +125,9 @@ class Piped(ABC):
             raise SandboxError("a command in the box cannot be killed: the kernel does not let go of it") from error
         finally:
             self.let_go()
+
+
+def pipes() -> tuple[list[int], list[int]]:
+    """Three pipes for a command's streams: our ends, and its own."""
+    (stdin, to_stdin), (from_stdout, stdout), (from_stderr, stderr) = os.pipe(), os.pipe(), os.pipe()
+    return [to_stdin, from_stdout, from_stderr], [stdin, stdout, stderr]

@@ -13,8 +13,8 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from rollcage.errors import FileMissing, SandboxError, UsageError
-from rollcage.layers import Layer
 from rollcage.sandboxes.base import Process, Provider, Sandbox
+from rollcage.sandboxes.layers import Layer
 from rollcage.types import HOME, SandboxSpec
 
 KINDS = 4
@@ -26,10 +26,10 @@ PROBE_S = 5
 _PROBE = f"{HOME}/.rollcage/no-such-file"
 
 
-class Warmth(Protocol):
+class WarmServer(Protocol):
     """What a warmer started in a box."""
 
-    async def kept(self) -> None:
+    async def used_up(self) -> None:
         """Wait until it is used up, or dead."""
 
 
@@ -39,7 +39,7 @@ class Warmer(Protocol):
     def layers(self) -> Sequence[Layer]:
         """What its boxes start with; other boxes are not warmed."""
 
-    async def warm(self, box: Sandbox, *, task_status: TaskStatus[Warmth]) -> None:
+    async def warm(self, box: Sandbox, *, task_status: TaskStatus[WarmServer]) -> None:
         """Start it, tell when it is ready, and keep it until it is used up, or dead."""
 
 
@@ -60,10 +60,15 @@ class WarmBox:
         return self._box.notes
 
     def spawn(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = HOME
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = HOME,
+        inherit_image_env: bool = True,
     ) -> AbstractAsyncContextManager[Process]:
         """Start a command."""
-        return self._box.spawn(argv, env=env, cwd=cwd)
+        return self._box.spawn(argv, env=env, cwd=cwd, inherit_image_env=inherit_image_env)
 
     async def read(self, path: str, *, limit: int = 16 << 20) -> bytes:
         """At most `limit` bytes of a regular file."""
@@ -78,7 +83,7 @@ class WarmBox:
         return self._box.listen(port)
 
 
-class _Held:
+class _OpenBox:
     """One open box, and the task that holds it open."""
 
     def __init__(self, box: Sandbox) -> None:
@@ -86,15 +91,15 @@ class _Held:
         self.released, self.closed = anyio.Event(), anyio.Event()
 
 
-class _Shelf:
+class _Waiting:
     """The boxes of one kind that nobody has taken yet."""
 
     def __init__(self, spec: SandboxSpec, layers: Sequence[Layer]) -> None:
         self.spec, self.layers = spec, layers
-        self.held: deque[_Held] = deque()
+        self.held: deque[_OpenBox] = deque()
         self.filling = self.dropped = False
 
-    def remove(self, held: _Held) -> bool:
+    def remove(self, held: _OpenBox) -> bool:
         """Take that one off; whether it was there."""
         if held in self.held:
             self.held.remove(held)
@@ -114,7 +119,7 @@ class Pool:
         """Made by `Pool.over`."""
         self._provider, self._tasks, self._size, self._warmer = provider, tasks, size, warmer
         self._pause_s = pause_s
-        self._shelves: OrderedDict[_Kind, _Shelf] = OrderedDict()
+        self._kinds: OrderedDict[_Kind, _Waiting] = OrderedDict()
         # One at a time: what is kept for later must not slow down what runs now more than it has to.
         self._opening = anyio.Lock()
 
@@ -142,7 +147,7 @@ class Pool:
     @property
     def ready(self) -> int:
         """How many boxes are open and waiting."""
-        return sum(len(shelf.held) for shelf in self._shelves.values())
+        return sum(len(waiting.held) for waiting in self._kinds.values())
 
     def check(self, spec: SandboxSpec) -> None:
         """What the provider behind it says."""
@@ -150,14 +155,14 @@ class Pool:
 
     def prepare(self, spec: SandboxSpec, layers: Sequence[Layer] = ()) -> None:
         """Keep boxes of this kind from now on, without waiting for the first that asks."""
-        self._fill_later(self._shelf(spec, layers))
+        self._fill_later(self._waiting_of(spec, layers))
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec, layers: Sequence[Layer] = ()) -> AsyncIterator[Sandbox]:
         """One that is open already, or else a new one. Closed at the end of the block; no box is given out twice."""
-        shelf = self._shelf(spec, layers)
-        held = await self._take(shelf)
-        self._fill_later(shelf, self._pause_s)
+        waiting = self._waiting_of(spec, layers)
+        held = await self._take(waiting)
+        self._fill_later(waiting, self._pause_s)
         if held is None:
             async with self._provider.open(spec, layers) as box:
                 yield box
@@ -169,20 +174,20 @@ class Pool:
             with anyio.CancelScope(shield=True):
                 await held.closed.wait()
 
-    def _shelf(self, spec: SandboxSpec, layers: Sequence[Layer]) -> _Shelf:
+    def _waiting_of(self, spec: SandboxSpec, layers: Sequence[Layer]) -> _Waiting:
         kind = (spec, _names(layers))
-        shelf = self._shelves.setdefault(kind, _Shelf(spec, tuple(layers)))
-        self._shelves.move_to_end(kind)
-        while len(self._shelves) > KINDS:
-            _, oldest = self._shelves.popitem(last=False)
+        waiting = self._kinds.setdefault(kind, _Waiting(spec, tuple(layers)))
+        self._kinds.move_to_end(kind)
+        while len(self._kinds) > KINDS:
+            _, oldest = self._kinds.popitem(last=False)
             oldest.dropped = True
             for held in oldest.held:
                 held.released.set()
-        return shelf
+        return waiting
 
-    async def _take(self, shelf: _Shelf) -> _Held | None:
-        while shelf.held:
-            held = shelf.held.popleft()
+    async def _take(self, waiting: _Waiting) -> _OpenBox | None:
+        while waiting.held:
+            held = waiting.held.popleft()
             try:
                 lives = await _lives(held.box)
             except BaseException:
@@ -193,60 +198,60 @@ class Pool:
             held.released.set()
         return None
 
-    def _fill_later(self, shelf: _Shelf, pause_s: float = 0) -> None:
-        if not shelf.filling and not shelf.dropped:
-            shelf.filling = True
-            self._tasks.start_soon(self._fill, shelf, pause_s)
+    def _fill_later(self, waiting: _Waiting, pause_s: float = 0) -> None:
+        if not waiting.filling and not waiting.dropped:
+            waiting.filling = True
+            self._tasks.start_soon(self._fill, waiting, pause_s)
 
-    async def _fill(self, shelf: _Shelf, pause_s: float) -> None:
+    async def _fill(self, waiting: _Waiting, pause_s: float) -> None:
         try:
             await anyio.sleep(pause_s)
-            while len(shelf.held) < self._size and not shelf.dropped:
+            while len(waiting.held) < self._size and not waiting.dropped:
                 async with self._opening:
-                    opened = await self._tasks.start(self._hold, shelf)
+                    opened = await self._tasks.start(self._hold, waiting)
                 if not opened:
                     # Whoever asks next opens one, and is told why it cannot be done.
                     return
         finally:
-            shelf.filling = False
+            waiting.filling = False
 
-    async def _hold(self, shelf: _Shelf, *, task_status: TaskStatus[bool]) -> None:
-        """Keep one box open until it is released; it is on the shelf until somebody takes it."""
-        held: _Held | None = None
+    async def _hold(self, waiting: _Waiting, *, task_status: TaskStatus[bool]) -> None:
+        """Keep one box open until it is released; it waits until somebody takes it."""
+        held: _OpenBox | None = None
         started = False
         # What breaks here breaks for whoever uses the box, too, and is told there.
         with suppress(Exception):
             try:
-                async with self._provider.open(shelf.spec, shelf.layers) as box, anyio.create_task_group() as tasks:
-                    held = await self._warmed(box, shelf, tasks)
-                    shelf.held.append(held)
+                async with self._provider.open(waiting.spec, waiting.layers) as box, anyio.create_task_group() as tasks:
+                    held = await self._warmed(box, waiting, tasks)
+                    waiting.held.append(held)
                     started = True
                     task_status.started(True)
                     await held.released.wait()
                     tasks.cancel_scope.cancel()
             finally:
                 if held is not None:
-                    shelf.remove(held)
+                    waiting.remove(held)
                     held.closed.set()
         if not started:
             task_status.started(False)
 
-    async def _warmed(self, box: Sandbox, shelf: _Shelf, tasks: TaskGroup) -> _Held:
-        if self._warmer is None or _names(shelf.layers) != _names(self._warmer.layers()):
-            return _Held(box)
-        warmth: Warmth = await tasks.start(self._warmer.warm, box)
-        held = _Held(WarmBox(box))
-        tasks.start_soon(self._watch, warmth, held, shelf)
+    async def _warmed(self, box: Sandbox, waiting: _Waiting, tasks: TaskGroup) -> _OpenBox:
+        if self._warmer is None or _names(waiting.layers) != _names(self._warmer.layers()):
+            return _OpenBox(box)
+        server: WarmServer = await tasks.start(self._warmer.warm, box)
+        held = _OpenBox(WarmBox(box))
+        tasks.start_soon(self._watch, server, held, waiting)
         return held
 
-    async def _watch(self, warmth: Warmth, held: _Held, shelf: _Shelf) -> None:
-        """A box whose warmth is gone while it waits is not worth keeping."""
-        await warmth.kept()
-        if shelf.remove(held):
+    async def _watch(self, server: WarmServer, held: _OpenBox, waiting: _Waiting) -> None:
+        """A box whose server ends while the box waits is of no use."""
+        await server.used_up()
+        if waiting.remove(held):
             held.released.set()
             # One that dies young would die young again; the next one who asks may have it tried.
             if time.monotonic() - held.since > YOUNG_S:
-                self._fill_later(shelf)
+                self._fill_later(waiting)
 
 
 async def _lives(box: Sandbox) -> bool:

@@ -188,7 +188,7 @@ class Link:
         self.failure = f"{why}: {said}" if said else why
         if not self._answered.done():
             self._answered.set_result(f"the relay does not start ({self.failure}); the box needs python3 on its PATH")
-        # Nobody can come in by it any more: what the caller serves has become a listener without a door.
+        # Nobody can come in by it any more: the caller's listener has no address any more.
         with suppress(OSError):
             os.unlink(self._path)  # noqa: PTH108
         self._cut()
@@ -211,11 +211,11 @@ class Link:
                 raise ValueError(f"a frame of kind {kind} and {length} bytes")
             if len(data) - at < head + length:
                 break
-            self._obey(kind, number, data[at + head : at + head + length])
+            self._handle(kind, number, data[at + head : at + head + length])
             at += head + length
         return data[at:] if at else data
 
-    def _obey(self, kind: int, number: int, payload: bytes) -> None:
+    def _handle(self, kind: int, number: int, payload: bytes) -> None:
         if kind in (frames.READY, frames.REFUSED):
             if self._answered.done():
                 raise ValueError("it started twice")
@@ -226,7 +226,7 @@ class Link:
             raise ValueError(f"stream {number} was never opened")
         elif (stream := self._streams.get(number)) is not None:
             # Where it is none of ours, we have ended it, and the relay did not know yet.
-            stream.obey(kind, payload)
+            stream.handle(kind, payload)
 
     def _open(self, number: int) -> None:
         if number <= self._last or not self._answered.done():

@@ -10,7 +10,7 @@ from typing import Protocol, cast
 from rollcage.sandboxes.inside import relay as frames
 
 
-class Way(Protocol):
+class FrameSink(Protocol):
     """What takes a stream's frames to the box."""
 
     @property
@@ -27,7 +27,7 @@ class Way(Protocol):
 class Stream(asyncio.Protocol):
     """One connection: ours to the caller's listener, joined to one in the box."""
 
-    def __init__(self, link: Way, number: int) -> None:
+    def __init__(self, link: FrameSink, number: int) -> None:
         self._link, self.number = link, number
         self._transport: asyncio.Transport | None = None
         self._credit = self._room = frames.WINDOW
@@ -39,7 +39,7 @@ class Stream(asyncio.Protocol):
 
     # What the relay says.
 
-    def obey(self, kind: int, payload: bytes) -> None:
+    def handle(self, kind: int, payload: bytes) -> None:
         """A frame for this stream."""
         if kind == frames.DATA:
             self._room -= len(payload)

@@ -64,7 +64,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "vhangup": (153, 58),
 }
 _IO_URING = (425, 426, 427)
-_SOCKET, _SOCKETPAIR, _IOCTL = (41, 198), (53, 199), (16, 29)
+_SOCKET, _SOCKETPAIR, _IOCTL, _PRLIMIT = (41, 198), (53, 199), (16, 29), (302, 261)
 _FAMILIES = (1, 2, 10, 16)
 """UNIX, INET, INET6, NETLINK. Others are not all confined by a network namespace: AF_VSOCK reaches the hypervisor."""
 _TERMINAL_INPUT = (0x5412, 0x541C)
@@ -90,6 +90,8 @@ def program(machine: str = "") -> bytes:
         code += [(_AT_LEAST, 0, 1, _X32_BIT), (_RETURN, 0, 0, _KILL)]
     for call in (_SOCKET[column], _SOCKETPAIR[column]):
         code += _only_if(call, _FIRST_ARGUMENT, _FAMILIES, _ERROR | _EAFNOSUPPORT)
+    # Of its own limits only: whoever can lower those of a process beside it decides how that ends.
+    code += _only_if(_PRLIMIT[column], _FIRST_ARGUMENT, (0,), _ERROR | _EPERM)
     code += _never_if(_IOCTL[column], _SECOND_ARGUMENT, _TERMINAL_INPUT, _ERROR | _EPERM)
     for call in _IO_URING:
         code += [(_EQUAL, 0, 1, call), (_RETURN, 0, 0, _ERROR | _ENOSYS)]

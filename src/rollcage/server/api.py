@@ -10,8 +10,9 @@ from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
-from rollcage.api.request import RolloutRequest
-from rollcage.api.views import (
+from rollcage.schema.request import RolloutRequest
+from rollcage.schema.result import RolloutResult
+from rollcage.schema.views import (
     STATUS,
     Aborted,
     EventPage,
@@ -25,20 +26,27 @@ from rollcage.api.views import (
     Trace,
     TurnPage,
 )
-from rollcage.api.writing import json_of
-from rollcage.result import RolloutResult
-from rollcage.server import environments_api, page, problems
-from rollcage.server.admission import Caller, caller_of
+from rollcage.schema.writing import json_of
+from rollcage.server import api_environments, api_page, problems
+from rollcage.server.auth import Caller, caller_of
 from rollcage.server.problems import documented
 from rollcage.server.service import Service
 from rollcage.server.stream import EventStream
 from rollcage.store import Query as StoreQuery
 from rollcage.types import Outcome, Stage
 
-ABOUT = """Runs real coding agents in cages and brings back training-grade rollouts.
+ABOUT = """Runs real coding agents in isolated boxes and brings back training-grade rollouts.
 
 Start one with `POST /rollouts`, follow it with `GET /rollouts/{rollout_id}/events`, and fetch what it came to with
 `GET /rollouts/{rollout_id}/result`. Refusals all have one shape: `{error, error_code, argument}`."""
+
+TAGS: list[dict[str, Any]] = [
+    {"name": "rollouts", "description": "Start, list, look, stop."},
+    {"name": "one rollout", "description": "What it does, as it happens, and what it came to."},
+    {"name": "environments", "description": "Remote environments whose tools a rollout can be given."},
+    {"name": "server", "description": "The server itself."},
+]
+"""In the order in which /docs shows them; what OpenEnv serves follows."""
 
 BIG = 1 << 53
 """No number in a request may be larger: JSON cannot carry it safely."""
@@ -52,7 +60,7 @@ EXAMPLE = {
 }
 STREAM = (
     "id: 1\nevent: entry\ndata: {...}\n\nevent: delta\ndata: {...}\n\n"
-    'event: end\ndata: {"rollout_id": "...", "outcome": "succeeded"}\n\n'
+    'event: end\ndata: {"rollout_id": "...", "outcome": "finished"}\n\n'
 )
 
 
@@ -75,15 +83,16 @@ def build(service: Service) -> FastAPI:
         description=ABOUT,
         docs_url=None,
         redoc_url=None,
+        openapi_tags=TAGS,
         generate_unique_id_function=lambda route: route.name,
     )
     problems.install(app)
     app.include_router(_rollouts(service))
     app.include_router(_following(service))
     app.include_router(_reading(service))
-    app.include_router(environments_api.router(service.environments))
+    app.include_router(api_environments.router(service.environments))
     app.include_router(_machine(service))
-    app.include_router(page.router(service))
+    app.include_router(api_page.router(service))
     return app
 
 
@@ -174,7 +183,7 @@ class Filters(BaseModel, use_attribute_docstrings=True, extra="forbid"):
         stages = [stage for stage in stages if self.stage in (None, stage)]
         narrowed = self.status is not None or self.stage is not None
         if narrowed and not stages:  # they contradict each other, or nothing is `unknown` here
-            return StoreQuery(outcome=Outcome.SUCCEEDED, stages=(Stage.QUEUED,))
+            return StoreQuery(outcome=Outcome.FINISHED, stages=(Stage.QUEUED,))
         texts = {name: getattr(self, name) for name in ("task_id", "agent", "model", "text")}
         return StoreQuery(stages=tuple(stages) if narrowed else (), outcome=self.outcome, **texts)
 
@@ -267,7 +276,7 @@ def _machine(service: Service) -> APIRouter:
     """The server itself."""
     router = APIRouter(tags=["server"])
 
-    @router.get("/health")
+    @router.get("/health", openapi_extra={"security": []})
     async def health() -> Health:
         """Whether it serves. Needs no key."""
         health = Health(version=version("rollcage"), running=service.running, waiting=service.waiting)
@@ -288,16 +297,19 @@ def _machine(service: Service) -> APIRouter:
     return router
 
 
-def document(app: FastAPI, others: tuple[FastAPI, ...] = ()) -> dict[str, Any]:
+def document(app: FastAPI, others: tuple[FastAPI, ...] = (), *, keyed: bool = False) -> dict[str, Any]:
     """The OpenAPI document of this app and of those beside it; where two say something, this one is right."""
     whole: dict[str, Any] = app.openapi()
     whole.setdefault("components", {}).setdefault("schemas", {}).setdefault(
         "EventPage", _plain_schema(EventPage, whole["components"]["schemas"])
     )
     whole = {**whole, "paths": dict(whole["paths"]), "components": {**whole["components"]}}
+    if keyed:
+        whole["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        whole["security"] = [{"key": []}]
     for other in others:
         theirs = other.openapi()
-        whole["paths"] = {**theirs.get("paths", {}), **whole["paths"]}
+        whole["paths"] |= {path: each for path, each in theirs.get("paths", {}).items() if path not in whole["paths"]}
         for kind, known in theirs.get("components", {}).items():
             whole["components"][kind] = {**known, **whole["components"].get(kind, {})}
     return whole

@@ -8,43 +8,49 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 import anyio
 from fastapi import FastAPI
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse
 from starlette.routing import Match
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rollcage.server import api, reference
-from rollcage.server.admission import Keys
+from rollcage.errors import SetupError
+from rollcage.server import api
+from rollcage.server.auth import Keys
 from rollcage.server.gate import Gate
-from rollcage.server.lifespan import started
 from rollcage.server.problems import WORDS, refusal
 from rollcage.server.service import Service
 
 log = logging.getLogger("rollcage.server")
 
-STATIC = Path(__file__).parent / "static"
-"""The web page, where it was built."""
+STATIC = Path(__file__).parent / "web"
+"""The page at /web, and the one at /docs."""
 PAGE_HEADERS = {
-    b"content-security-policy": b"default-src 'self'; img-src 'self' data:; "
-    b"object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    b"referrer-policy": b"no-referrer",
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; "
+    "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
 }
+WITHOUT_OPENENV = (
+    "OpenEnv is not installed, so /ws, /reset and /step are not served; pip install 'rollcage[openenv]' adds them"
+)
 OURS = ("/health", "/metrics", "/rollouts", "/environments", "/page/")
 
 
 class App:
     """One ASGI app out of several: each address belongs to one of them."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, *, keyed: bool) -> None:
+        """`keyed`: whether callers need a key; the document says so."""
+        self._service, self._keyed = service, keyed
         self._api = api.build(service)
-        self._page = _page() if (STATIC / "index.html").exists() else None
+        self._page = _page()
         self._ready = anyio.Event()
         self._problem = ""
         self._mcp: ASGIApp | None = None
@@ -65,8 +71,12 @@ class App:
         async with AsyncExitStack() as mine:
             try:
                 environment, tools = await _modules()
-                self._environment = environment.build(self._service)
-                await mine.enter_async_context(started(self._environment))
+                if environment is None:
+                    log.warning(WITHOUT_OPENENV)
+                    self._environment = _absent
+                else:
+                    self._environment = environment.build(self._service)
+                    await mine.enter_async_context(started(self._environment))
                 self._mcp = tools.build(self._service, self._environment)
                 await mine.enter_async_context(started(self._mcp))
             except ImportError as error:
@@ -89,25 +99,23 @@ class App:
                 await self._api(scope, receive, send)
                 return
             if path == "/" or (path.rstrip("/") == "/web" and path != "/web/"):
-                target = "/web/" if self._page else "/docs"
-                await RedirectResponse(target)(scope, receive, send)
+                await RedirectResponse("/web/")(scope, receive, send)
                 return
-            if self._page and path.startswith("/web/"):
+            if path.startswith("/web/"):
                 scope = {**scope, "root_path": scope.get("root_path", "") + "/web"}
                 await self._page(scope, receive, send)
                 return
         await self._elsewhere(scope, receive, send)
 
     async def _document(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._ready.wait()
-        others = (self._environment,) if isinstance(self._environment, FastAPI) else ()
-        document = api.document(self._api, others)
         if scope["method"] not in ("GET", "HEAD"):
             answer = refusal(405, "method_not_allowed", "this address can only be read", headers={"Allow": "GET, HEAD"})
         elif scope["path"] == "/docs":
-            answer = HTMLResponse(reference.page(document), headers=reference.HEADERS)
+            answer = FileResponse(STATIC / "docs.html", headers=PAGE_HEADERS)
         else:
-            answer = JSONResponse(document)
+            await self._ready.wait()
+            others = (self._environment,) if isinstance(self._environment, FastAPI) else ()
+            answer = JSONResponse(api.document(self._api, others, keyed=self._keyed))
         await answer(scope, receive, send)
 
     async def _elsewhere(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,11 +126,21 @@ class App:
             await refusal(404, *WORDS[404])(scope, receive, send)
         elif app is not None:
             await app(scope, receive, send)
-        elif scope["type"] == "http":
-            await refusal(503, "not_served", self._problem)(scope, receive, send)
         else:
-            await receive()
-            await send({"type": "websocket.close", "code": 1013, "reason": "not served here"})
+            await _refuse(503, self._problem, scope, receive, send)
+
+
+async def _absent(scope: Scope, receive: Receive, send: Send) -> None:
+    """Stands where OpenEnv's app would, on machines without it."""
+    await _refuse(404, f"there is nothing at this address; {WITHOUT_OPENENV}", scope, receive, send)
+
+
+async def _refuse(status: int, why: str, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http":
+        await refusal(status, "not_served", why)(scope, receive, send)
+    else:
+        await receive()
+        await send({"type": "websocket.close", "code": 1013, "reason": "not served here"})
 
 
 def _has(app: FastAPI, scope: Scope) -> bool:
@@ -130,12 +148,16 @@ def _has(app: FastAPI, scope: Scope) -> bool:
     return any(route.matches(scope)[0] is not Match.NONE for route in app.routes)
 
 
-async def _modules() -> tuple[ModuleType, ModuleType]:
+Parts = tuple[ModuleType | None, ModuleType]
+"""The modules of OpenEnv's environment (None where OpenEnv is not installed) and of MCP."""
+
+
+async def _modules() -> Parts:
     """The slow parts, imported in a thread that nobody waits for: a server may stop in the middle of it."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[tuple[ModuleType, ModuleType]] = loop.create_future()
+    done: asyncio.Future[Parts] = loop.create_future()
 
-    def settle(modules: tuple[ModuleType, ModuleType] | None, error: Exception | None) -> None:
+    def settle(modules: Parts | None, error: Exception | None) -> None:
         if not done.done():
             if modules is not None:
                 done.set_result(modules)
@@ -145,7 +167,8 @@ async def _modules() -> tuple[ModuleType, ModuleType]:
     def fetch() -> None:
         modules, failed = None, None
         try:
-            modules = (import_module("rollcage.server.environment"), import_module("rollcage.server.mcp"))
+            environment = import_module("rollcage.server.openenv") if find_spec("openenv") else None
+            modules = (environment, import_module("rollcage.server.mcp"))
         except Exception as error:  # noqa: BLE001 - told to the one who asked
             failed = error
         with suppress(RuntimeError):
@@ -161,7 +184,7 @@ def _page() -> ASGIApp:
     async def page(scope: Scope, receive: Receive, send: Send) -> None:
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *PAGE_HEADERS.items()]
+                MutableHeaders(scope=message).update(PAGE_HEADERS)
             await send(message)
 
         try:
@@ -175,3 +198,40 @@ def _page() -> ASGIApp:
 def gated(app: App, service: Service, *, keys: Keys, only_loopback: bool, max_body: int) -> Gate:
     """The app behind its gate."""
     return Gate(app, keys=keys, only_loopback=only_loopback, max_body=max_body, answered=service.metrics.answered)
+
+
+@asynccontextmanager
+async def started(app: ASGIApp) -> AsyncIterator[None]:
+    """The app, started, until the end of the block. One that knows no lifespan needs none."""
+    to_app, from_us = anyio.create_memory_object_stream[Message](2)
+    answers, from_app = anyio.create_memory_object_stream[Message](2)
+
+    async def speak() -> None:
+        async with answers:
+            try:
+                await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, from_us.receive, answers.send)
+            except Exception as error:  # noqa: BLE001 - an app that knows no lifespan says so in whatever way it likes
+                with anyio.move_on_after(1):
+                    await answers.send({"type": "lifespan.unknown", "message": str(error)})
+
+    async def ask(kind: str) -> str:
+        with to_app.clone() as stream:
+            await stream.send({"type": kind})
+        try:
+            answer = await from_app.receive()
+        except anyio.EndOfStream:
+            return ""
+        if answer["type"] == f"{kind}.failed":
+            raise SetupError(f"a part of the server did not start: {answer.get('message', '')}")
+        return str(answer["type"])
+
+    async with anyio.create_task_group() as tasks, to_app, from_us, from_app:
+        tasks.start_soon(speak)
+        running = await ask("lifespan.startup") == "lifespan.startup.complete"
+        try:
+            yield
+        finally:
+            if running:
+                with anyio.move_on_after(5, shield=True):
+                    await ask("lifespan.shutdown")
+            tasks.cancel_scope.cancel()

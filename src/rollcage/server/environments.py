@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio.abc import TaskGroup
 
-from rollcage.api.errors import Stopping, UnknownEnvironment
-from rollcage.api.request import BadArgument
-from rollcage.api.views import CalledTool, OfferedEnvironment, OfferedEnvironments, OfferedTool, OfferedTools
 from rollcage.environments.base import Environment, Environments
-from rollcage.errors import EnvironmentFailed, QueueFull, RollcageError, SetupError
-from rollcage.server.admission import Caller
+from rollcage.errors import EnvironmentFailed, QueueFull, RollcageError, SetupError, UsageError
+from rollcage.schema.errors import NoSuchEnvironment, Stopping
+from rollcage.schema.views import CalledTool, OfferedEnvironment, OfferedEnvironments, OfferedTool, OfferedTools
+from rollcage.server.auth import Caller
 from rollcage.settings import Settings
 from rollcage.types import JsonObject, Task
 
 # The parts that talk to environments are fetched when somebody uses one: a server shall answer soon.
 if TYPE_CHECKING:
-    from rollcage.fleet.types import ListToolsAction, ToolResult
+    from rollcage.mcp.types import ListToolsAction, ToolResult
 
 IDLE_S = 300.0
 READY_S = 900.0
@@ -79,19 +78,21 @@ class RemoteEnvironments:
             return name
         known = ", ".join([*sorted(self._given), *(["fleet:KEY"] if self._has_fleet else [])])
         offer = f"it offers {known}" if known else "it offers none"
-        raise UnknownEnvironment(
-            f"environment: this server offers no {name[:100]!r}; {offer}; its operator can add one"
+        raise NoSuchEnvironment(
+            f"this server offers no {name[:100]!r}",
+            argument="environment",
+            remedy=f"{offer}; its operator can add one",
         )
 
     async def offered(self) -> OfferedEnvironments:
         """All that can be named, and why a part of it is missing, if it is."""
-        from rollcage.environments.failures import named
+        from rollcage.environments.failures import boundary
 
         found = [OfferedEnvironment(name=name, kind=address.partition(":")[0]) for name, address in self._given.items()]
         problem = ""
         if self._has_fleet:
             try:
-                with named("fleet"), anyio.fail_after(20):
+                with boundary("fleet"), anyio.fail_after(20):
                     found += await self._of_fleet()
             except (EnvironmentFailed, SetupError, TimeoutError) as error:
                 problem = str(error) or "fleet: no answer within 20 s"
@@ -118,18 +119,13 @@ class RemoteEnvironments:
 
     async def call(self, name: str, tool: str, arguments: JsonObject, caller: Caller) -> CalledTool:
         """Call a tool on the caller's instance."""
-        from rollcage.environments.failures import named
-
         instance = await self._instance(name, caller)
         assert instance.environment is not None
         result: ToolResult | None = None
         with anyio.CancelScope(deadline=anyio.current_time() + CALL_S) as scope:
             instance.calls.add(scope)
             try:
-                with named(name):
-                    result = await instance.environment.tools.call_tool(tool, arguments)
-            except EnvironmentFailed as error:
-                result = _told(error, name, tool)
+                result = await _called(instance.environment, name, tool, arguments)
             finally:
                 instance.calls.discard(scope)
                 instance.used = time.monotonic()
@@ -165,17 +161,18 @@ class RemoteEnvironments:
         scheme, _, place = address.partition(":")
         source = self._known.get(scheme)
         if source is None:
-            raise BadArgument("environment", f"environment: {scheme!r} is none of {', '.join(sorted(self._known))}")
+            raise UsageError(f"{scheme!r} is none of {', '.join(sorted(self._known))}", argument="environment")
         source.check(place, Task(instruction="try"))
         return source, place
 
     async def _of_fleet(self) -> list[OfferedEnvironment]:
-        from rollcage.fleet import guarded, sdk
+        from rollcage.environments.fleet import sdk
+        from rollcage.environments.fleet.tools import client
 
         async with self._asking:
             if self._fleet is None or time.monotonic() - self._fleet[0] > LISTED_S:
                 said = self._settings.fleet
-                async with guarded.client(timeout=15) as http:
+                async with client(15) as http:
                     found = await sdk.environments(sdk.fleet(said.api_key, said.base_url, http))
                 offered = [
                     OfferedEnvironment(
@@ -208,10 +205,10 @@ class RemoteEnvironments:
 
     async def _live(self, key: tuple[str, str], instance: _Instance, source: Environments, place: str) -> None:
         """One instance from its beginning to its end."""
-        from rollcage.environments.failures import named
+        from rollcage.environments.failures import boundary
 
         try:
-            with instance.scope, named(key[1]):
+            with instance.scope, boundary(key[1]):
                 deadline = anyio.current_time() + READY_S
                 with anyio.CancelScope(deadline=deadline) as booting:
                     async with source.open(place) as environment:
@@ -243,21 +240,24 @@ async def _until_idle(instance: _Instance, seconds: float) -> None:
         await anyio.sleep(max(left, 0.1))
 
 
-def _told(error: EnvironmentFailed, name: str, tool: str) -> ToolResult:
-    """The tool's own failure as its answer; everything else goes on, without the environment's address."""
-    from rollcage.fleet.errors import EndpointDown, FleetError, ToolFailed, ToolNotFound
+async def _called(environment: Environment, name: str, tool: str, arguments: JsonObject) -> ToolResult:
+    """The tool's answer, its own failure too; every other error names the environment and not its address."""
+    from rollcage.environments.failures import boundary
+    from rollcage.mcp.errors import EndpointDown, ToolFailed, ToolNotFound
 
-    cause = error.__cause__
-    if isinstance(cause, ToolFailed):
-        return cause.result
-    if isinstance(cause, ToolNotFound):
-        raise BadArgument("tool", f"tool: {name} has no {tool[:100]!r}") from error
-    if isinstance(cause, EndpointDown):
-        ran = "; the call may have run" if cause.may_have_run else ""
-        raise EnvironmentFailed(f"{name} does not answer{ran}; release it and try again") from error
-    if isinstance(cause, FleetError):
-        raise EnvironmentFailed(f"{name}: {cause}") from error
-    raise error
+    try:
+        with boundary(name):
+            return await environment.tools.call_tool(tool, arguments)
+    except EnvironmentFailed as error:
+        match error.__cause__:
+            case ToolFailed(result=result):
+                return result
+            case ToolNotFound():
+                raise UsageError(f"{name} has no {tool[:100]!r}", argument="tool") from error
+            case EndpointDown(may_have_run=may_have_run):
+                ran = "; the call may have run" if may_have_run else ""
+                raise EnvironmentFailed(f"{name} does not answer{ran}; release it and try again") from error
+        raise
 
 
 def _shown(content: list[JsonObject]) -> list[JsonObject]:

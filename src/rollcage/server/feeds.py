@@ -12,9 +12,9 @@ from typing import NamedTuple
 import anyio
 from anyio.abc import TaskGroup
 
-from rollcage.api.writing import json_of, on_one_line
 from rollcage.errors import StoreError
 from rollcage.events import Ended, Entry
+from rollcage.schema.writing import json_of, on_one_line
 from rollcage.store import Store
 
 log = logging.getLogger("rollcage.server")
@@ -27,7 +27,7 @@ PORTION_BYTES = 1 << 20
 """About so much is written as JSON, and sent, at a time: turns can be large, and everybody else waits meanwhile."""
 
 
-class Line(NamedTuple):
+class FeedLine(NamedTuple):
     """One entry, and the same as JSON."""
 
     entry: Entry
@@ -39,9 +39,9 @@ class Line(NamedTuple):
         return isinstance(self.entry.event, Ended)
 
 
-def line_of(entry: Entry) -> Line:
+def line_of(entry: Entry) -> FeedLine:
     """The entry with its JSON."""
-    return Line(entry, on_one_line(json_of(entry)))
+    return FeedLine(entry, on_one_line(json_of(entry)))
 
 
 class _Feed:
@@ -52,10 +52,10 @@ class _Feed:
         self.news = asyncio.Event()
         self.broken: StoreError | None = None
         self.scope = anyio.CancelScope()
-        self._lines: deque[Line] = deque()
+        self._lines: deque[FeedLine] = deque()
         self._size = 0
 
-    def add(self, line: Line) -> None:
+    def add(self, line: FeedLine) -> None:
         self._lines.append(line)
         self._size += len(line.json)
         while len(self._lines) > KEPT or (self._size > KEPT_BYTES and len(self._lines) > 1):
@@ -66,8 +66,8 @@ class _Feed:
         news, self.news = self.news, asyncio.Event()
         news.set()
 
-    def after(self, seq: int) -> list[Line] | None:
-        """What follows; null where that is no longer (or not yet) at hand."""
+    def after(self, seq: int) -> list[FeedLine] | None:
+        """What follows; None where that is no longer (or not yet) at hand."""
         if not self._lines or self._lines[0].entry.seq > seq + 1:
             return None
         skipped = seq + 1 - self._lines[0].entry.seq
@@ -86,7 +86,7 @@ class Feeds:
         """How many follow at the moment."""
         return sum(feed.followers for feed in self._feeds.values())
 
-    async def follow(self, rollout_id: str, *, after: int = 0) -> AsyncGenerator[list[Line], None]:
+    async def follow(self, rollout_id: str, *, after: int = 0) -> AsyncGenerator[list[FeedLine], None]:
         """A rollout's entries above `after`, then new ones, as many at a time as there are; over after `Ended`.
 
         None is lost, none comes twice. An `after` beyond the newest entry means the newest one.
@@ -151,11 +151,11 @@ class Feeds:
             feed.wake()
 
 
-async def _portion(entries: list[Entry]) -> list[Line]:
+async def _portion(entries: list[Entry]) -> list[FeedLine]:
     """The first of these entries with their JSON, which is written in a thread."""
 
-    def work() -> list[Line]:
-        lines: list[Line] = []
+    def work() -> list[FeedLine]:
+        lines: list[FeedLine] = []
         size = 0
         while len(lines) < len(entries) and size < PORTION_BYTES:
             lines.append(line_of(entries[len(lines)]))

@@ -1,4 +1,4 @@
-"""Stands in front of everything the server offers: keys, names, body sizes, request ids, and the request log."""
+"""Stands in front of everything the server offers: lets in whom `auth` admits, bounds bodies, logs requests."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from urllib.parse import urlsplit
 
 import anyio
+from anyio.lowlevel import checkpoint
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rollcage.api.errors import Unauthorized
-from rollcage.server.admission import NOBODY, SCOPE, Keys, current_caller, loopback
+from rollcage.schema.errors import Unauthorized
+from rollcage.server.auth import SCOPE, Forbidden, Keys, admitted, current_caller
+from rollcage.server.parts import MOST_PARTS, PartCounter
 from rollcage.server.problems import answer_to, refusal
 
 log = logging.getLogger("rollcage.server.requests")
 
-OPEN = re.compile(r"^/(health|docs|openapi\.json|web(/.*)?)?$")
-"""What needs no key: it says nothing about anybody's rollouts."""
 ROUTES = re.compile(
     r"^/(health|metrics|docs|openapi\.json|mcp|ws|reset|step|state|schema|metadata|web|page|rollouts|environments)(?=/|$)"
 )
@@ -31,13 +30,15 @@ BELOW = re.compile(r"^/rollouts/[^/]*(/(?:events|turns|trace|files|messages|resu
 ID = re.compile(r"^[A-Za-z0-9._-]{1,64}$")
 
 DRAIN, DRAIN_S = 64 << 20, 5.0
+AT_ONCE = 256 << 10
+"""Bytes of a socket's frame that are looked at between two turns of the others."""
 
 Answered = Callable[[str, str, int], None]
 """Counts a request: method, route, status."""
 
 
 class _TooLarge(Exception):
-    pass
+    """Of a body; the message is for the caller."""
 
 
 class Gate:
@@ -70,68 +71,72 @@ class Gate:
 
     def _refused(self, scope: Scope) -> Response | None:
         """The refusal, where there is one; else the scope has the caller."""
-        headers = Headers(scope=scope)
-        if (said := self._foreign(headers)) is not None:
-            return refusal(403, "forbidden", said)
         try:
-            scope[SCOPE] = self._keys.caller(scope["headers"])
+            scope[SCOPE] = admitted(scope, self._keys, only_loopback=self._only_loopback)
+        except Forbidden as error:
+            return refusal(403, "forbidden", str(error))
         except Unauthorized as error:
-            if scope["type"] == "http" and OPEN.fullmatch(scope["path"]):
-                scope[SCOPE] = NOBODY
-                return None
             return answer_to(error)
-        length = headers.get("content-length", "")
+        length = Headers(scope=scope).get("content-length", "")
         if length.isdecimal() and int(length) > self._max_body:
-            return self._too_large()
+            return _too_large(self._words)
         return None
 
-    def _foreign(self, headers: Headers) -> str | None:
-        """Without keys, a web page of another site could speak for this machine's user; here it cannot."""
-        if self._keys:
-            return None
-        host = _hostname(f"//{headers.get('host', '')}")
-        if self._only_loopback and not loopback(host):
-            return "this server answers to localhost only; start it with keys to use other names"
-        origin = headers.get("origin")
-        # Browsers name no origin with a GET whose answer its page cannot read; it would be served all the same.
-        elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
-        looks_in = elsewhere and headers.get("sec-fetch-mode") != "navigate"
-        if looks_in or (origin is not None and _netloc(origin) != headers.get("host", "").lower()):
-            return "web pages of other sites may not use this server"
-        return None
-
-    def _too_large(self) -> Response:
-        message = f"the body is larger than this server takes ({self._max_body >> 20} MiB)"
-        return refusal(413, "too_large", message, headers={"Connection": "close"})
+    @property
+    def _words(self) -> str:
+        return f"the body is larger than this server takes ({self._max_body >> 20} MiB)"
 
     async def _let_in(self, visit: _Visit, receive: Receive, send: Send) -> None:
-        size = 0
+        size, refused, counter = 0, "", PartCounter()
+        answer = visit.sending(send)
 
         async def counted() -> Message:
-            nonlocal size
+            nonlocal size, refused
             message = await receive()
             if message["type"] == "http.request":
-                size += len(message.get("body", b""))
-                if size > self._max_body:
-                    raise _TooLarge
+                body = message.get("body", b"")
+                size += len(body)
+                refused = self._words if size > self._max_body else "" if counter.takes(body) else _TOO_MANY
+                if refused:
+                    raise _TooLarge(refused)
+            elif message["type"] == "websocket.receive" and not await _takes(message):
+                await answer({"type": "websocket.close", "code": 1009, "reason": _TOO_MANY})
+                return {"type": "websocket.disconnect", "code": 1009, "reason": _TOO_MANY}
             return message
-
-        answer = visit.sending(send)
 
         async def unless_too_large(message: Message) -> None:
             # Frameworks have answers of their own to a body that breaks off.
-            if size <= self._max_body or visit.status:
+            if not refused or visit.status:
                 await answer(message)
 
         token = current_caller.set(visit.scope[SCOPE]) if SCOPE in visit.scope else None
         try:
             with suppress(_TooLarge):
                 await self._app(visit.scope, counted, unless_too_large)
-            if size > self._max_body and not visit.status:
-                await _refuse(self._too_large(), visit.scope, receive, answer)
+            if refused and not visit.status:
+                await _refuse(_too_large(refused), visit.scope, receive, answer)
         finally:
             if token is not None:
                 current_caller.reset(token)
+
+
+_TOO_MANY = f"the body has more parts than this server takes ({MOST_PARTS})"
+
+
+async def _takes(frame: Message) -> bool:
+    """Whether a frame of a socket has no more parts than it may have."""
+    data = frame.get("bytes") or (frame.get("text") or "").encode(errors="replace")
+    counter = PartCounter()
+    for at in range(0, len(data), AT_ONCE):
+        if at:
+            await checkpoint()
+        if not counter.takes(data[at : at + AT_ONCE]):
+            return False
+    return True
+
+
+def _too_large(words: str) -> Response:
+    return refusal(413, "too_large", words, headers={"Connection": "close"})
 
 
 async def _refuse(answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
@@ -206,17 +211,3 @@ class _Visit:
                 "ms": round((time.perf_counter() - self._began) * 1000, 1),
             }
             log.info(json.dumps(line))
-
-
-def _hostname(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
-
-
-def _netloc(url: str) -> str:
-    try:
-        return urlsplit(url).netloc.lower()
-    except ValueError:
-        return ""

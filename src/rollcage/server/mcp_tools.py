@@ -12,19 +12,17 @@ from typing import Any, Literal
 import anyio
 from pydantic import Field, ValidationError
 
-from rollcage.api.errors import QueueFull, Stopping
-from rollcage.api.fingerprint import Conflict
-from rollcage.api.request import BadArgument, RolloutRequest, bad_argument
-from rollcage.api.views import Aborted, EventPage, Messages, RolloutState, Started, unknown_state
 from rollcage.errors import RollcageError, UnknownRollout, UsageError
 from rollcage.events import Event, StageStarted, TurnEnded
-from rollcage.result import RolloutResult
-from rollcage.server.admission import Caller
+from rollcage.mcp.types import RESERVED
+from rollcage.schema.errors import QueueFull, Stopping
+from rollcage.schema.fingerprint import Conflict
+from rollcage.schema.request import RolloutRequest, bad_argument
+from rollcage.schema.result import RolloutResult
+from rollcage.schema.views import Aborted, EventPage, Messages, RolloutState, Started, unknown_state
+from rollcage.server.auth import Caller
 from rollcage.server.service import Service
 from rollcage.types import JsonObject, Value
-
-RESERVED = frozenset({"reset", "step", "state", "close"})
-"""Names that belong to whoever runs the environment; no tool may have one."""
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +108,7 @@ Run = Callable[[Service, Any, Caller, Progress], Awaitable[Value]]
 
 
 @dataclass(frozen=True)
-class Tool:
+class RolloutTool:
     """One tool: how it is described and what it does."""
 
     name: str
@@ -119,7 +117,7 @@ class Tool:
     answer: type[Value]
     run: Run
     unknown: Callable[[str], Value] | None = None
-    """What the older shape answers for an id that nobody knows; null where no id is asked for."""
+    """What the older shape answers for an id that nobody knows; None where no id is asked for."""
     reads_only: bool = False
     is_slow: bool = False
     """Whether it may take minutes, so that progress is worth telling."""
@@ -148,7 +146,9 @@ class Tool:
         try:
             if issubclass(self.arguments, RolloutRequest):
                 return self.arguments.parsed(dict(arguments))
-            return self.arguments.model_validate(dict(arguments))
+            # Null is the same as not given, here too.
+            given = {name: value for name, value in arguments.items() if value is not None}
+            return self.arguments.model_validate(given)
         except UsageError as error:
             raise failure_of(error) from None
         except ValidationError as error:
@@ -156,28 +156,34 @@ class Tool:
 
 
 def _untitled(schema: JsonObject) -> JsonObject:
-    """Without the titles that repeat each name: models read these schemas, and pay for each word."""
+    """Without what only forms show: models read these schemas, and pay for each word."""
 
     def clean(node: object, *, names: bool = False) -> object:
         if isinstance(node, list):
             return [clean(each) for each in node]
         if not isinstance(node, dict):
             return node
-        kept = {key: value for key, value in node.items() if names or key != "title" or not isinstance(value, str)}
+        kept = {key: value for key, value in node.items() if names or not _is_for_people(key, value)}
         return {key: clean(value, names=not names and key in ("properties", "$defs")) for key, value in kept.items()}
 
     cleaned = clean(schema)
     return cleaned if isinstance(cleaned, dict) else schema
 
 
+def _is_for_people(key: str, value: object) -> bool:
+    return key.startswith("x-") or (key == "title" and isinstance(value, str))
+
+
 async def call(
-    tool: Tool, arguments: object, service: Service, caller: Caller, progress: Progress, *, older: bool
+    tool: RolloutTool, arguments: object, service: Service, caller: Caller, progress: Progress, *, older: bool
 ) -> Value:
     """Call a tool; ToolFailure where it comes to nothing.
 
     `older`: the caller knows the older shape, which answers an unknown id with a payload and not with an error.
     """
-    given = tool.parsed(arguments)
+    # The arguments of a rollout can be large; meanwhile the others go on.
+    large = issubclass(tool.arguments, RolloutRequest)
+    given = await anyio.to_thread.run_sync(tool.parsed, arguments) if large else tool.parsed(arguments)
     try:
         return await tool.run(service, given, caller, progress)
     except UnknownRollout as error:
@@ -197,10 +203,8 @@ def failure_of(error: Exception) -> ToolFailure:
             return error
         case Conflict():
             return ToolFailure(str(error), "conflict", error.argument)
-        case BadArgument():
-            return ToolFailure(str(error), "bad_argument", error.argument)
         case UsageError():
-            return ToolFailure(str(error), "bad_argument")
+            return ToolFailure(str(error), "bad_argument", error.argument or None)
         case QueueFull():
             return ToolFailure(f"{error}; try again in {error.retry_after_s:g} s", "queue_full")
         case Stopping():
@@ -260,7 +264,7 @@ def _no_result(rollout_id: str) -> RolloutResult:
 
 
 _TOOLS = (
-    Tool(
+    RolloutTool(
         "run_rollout",
         "Run one rollout to its end: a coding agent works on the instruction in a box of its own, then its work is "
         "verified. Gives the reward, every model call with its tokens, and the files it left. Takes minutes.",
@@ -269,7 +273,7 @@ _TOOLS = (
         _run,
         is_slow=True,
     ),
-    Tool(
+    RolloutTool(
         "start_rollout",
         "Start a rollout and return at once; the other tools follow it by its rollout_id.",
         RunArguments,
@@ -277,7 +281,7 @@ _TOOLS = (
         _start,
         is_brief=True,
     ),
-    Tool(
+    RolloutTool(
         "get_state",
         "Where a rollout is: queued, starting, running, verifying or done, and how many model calls it has made.",
         RolloutId,
@@ -287,7 +291,7 @@ _TOOLS = (
         reads_only=True,
         is_brief=True,
     ),
-    Tool(
+    RolloutTool(
         "get_messages",
         "The agent's own transcript so far, live: messages with their parts.",
         RolloutId,
@@ -296,7 +300,7 @@ _TOOLS = (
         lambda rollout_id: Messages(rollout_id=rollout_id, status="unknown"),
         reads_only=True,
     ),
-    Tool(
+    RolloutTool(
         "subscribe_events",
         "A page of a rollout's events after a given one, and the address that streams them as server-sent events.",
         EventArguments,
@@ -305,7 +309,7 @@ _TOOLS = (
         lambda rollout_id: EventPage(rollout_id=rollout_id, status="unknown", ended=True),
         reads_only=True,
     ),
-    Tool(
+    RolloutTool(
         "abort_rollout",
         "Stop a rollout: the model call in flight is cut, the agent dies, the box is gone.",
         RolloutId,
@@ -314,7 +318,7 @@ _TOOLS = (
         lambda rollout_id: Aborted(rollout_id=rollout_id, aborted=False, reason=f"unknown rollout_id: {rollout_id}"),
         is_brief=True,
     ),
-    Tool(
+    RolloutTool(
         "finalize_rollout",
         "Wait for a rollout's end and get what it came to; asking again gives the same answer.",
         FinalizeArguments,
@@ -332,7 +336,7 @@ if RESERVED & TOOLS.keys():
     raise AssertionError(f"reserved tool names: {RESERVED & TOOLS.keys()}")
 
 
-def find(name: object) -> Tool:
+def find(name: object) -> RolloutTool:
     """The tool of that name; ToolFailure where there is none."""
     if isinstance(name, str) and name in TOOLS:
         return TOOLS[name]

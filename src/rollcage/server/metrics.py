@@ -7,8 +7,8 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from rollcage._places import Places
 from rollcage.events import Ended, Event, Queued, Requeued, StageEnded, TurnEnded
+from rollcage.runner.queue import FairQueue
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 
@@ -18,7 +18,7 @@ class Metrics:
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, places: Places, followers: Callable[[], int]) -> None:
+    def __init__(self, places: FairQueue, followers: Callable[[], int]) -> None:
         self._registry = registry = CollectorRegistry()
 
         def gauge(name: str, about: str, value: Callable[[], float]) -> None:
@@ -42,7 +42,7 @@ class Metrics:
             "rollcage_http_requests", "HTTP requests answered.", ["method", "route", "status"], registry=registry
         )
 
-    def heard(self, rollout_id: str, event: Event) -> None:
+    def on_event(self, rollout_id: str, event: Event) -> None:
         """One more event of a rollout of this process."""
         match event:
             case Queued():

@@ -12,17 +12,17 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from rollcage import errors
-from rollcage.api.errors import Stopping, Unauthorized, UnknownEnvironment
-from rollcage.api.fingerprint import Conflict
-from rollcage.api.request import BadArgument, RolloutRequest, bad_details
-from rollcage.api.views import Problem
+from rollcage.schema.errors import NoSuchEnvironment, Stopping, Unauthorized
+from rollcage.schema.fingerprint import Conflict
+from rollcage.schema.request import RolloutRequest, bad_details
+from rollcage.schema.views import Problem
 
 log = logging.getLogger("rollcage.server")
 
 CODES: tuple[tuple[type[Exception], int, str], ...] = (
     (Unauthorized, 401, "unauthorized"),
     (errors.UnknownRollout, 404, "unknown_rollout"),
-    (UnknownEnvironment, 404, "unknown_environment"),
+    (NoSuchEnvironment, 404, "unknown_environment"),
     (Conflict, 409, "conflict"),
     (errors.UsageError, 422, "bad_argument"),
     (errors.QueueFull, 429, "queue_full"),
@@ -79,7 +79,7 @@ def answer_to(error: Exception) -> Response:
                 headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
             if status == 401:
                 headers["WWW-Authenticate"] = "Bearer"
-            argument = error.argument if isinstance(error, BadArgument) else None
+            argument = error.argument if isinstance(error, errors.RollcageError) else None
             return refusal(status, code, str(error), argument=argument, headers=headers)
     return refusal(500, "internal_error", "a fault of the server's own; its log has the details")
 
@@ -106,7 +106,7 @@ def install(app: FastAPI) -> None:
         if first["type"] == "json_invalid":
             return refusal(400, "bad_json", "the body is not JSON")
         where = tuple(first["loc"])
-        if where == ("body",):
+        if where == ("body",) and first["type"] != "value_error":
             return refusal(
                 422,
                 "bad_argument",
@@ -114,7 +114,7 @@ def install(app: FastAPI) -> None:
                 "sent as content-type: application/json",
             )
         known = list(RolloutRequest.model_fields) if where[:1] == ("body",) else []
-        return answer_to(bad_details({"type": first["type"], "loc": where[1:], "msg": first["msg"]}, known))
+        return answer_to(bad_details({**first, "loc": where[1:]}, known))
 
     async def plain(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500

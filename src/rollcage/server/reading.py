@@ -1,23 +1,71 @@
-"""What can be read of rollouts that a caller may see: straight from the log, whoever runs them."""
+"""What can be read of rollouts that a caller may see: straight from the log, whoever runs them.
+
+A result is written piece by piece: a long rollout's turns never are in memory all at once.
+"""
 
 from __future__ import annotations
 
-from rollcage.api.views import STATUS, EventPage, Files, Messages, Trace, TurnPage, traced
+from collections.abc import AsyncGenerator, Mapping
+from typing import get_args
+
+import anyio
+from pydantic_core import to_json
+
+from rollcage.agents.base import Agent
 from rollcage.errors import UnknownRollout
-from rollcage.events import Entry, FilesCollected, Queued, TurnEnded
-from rollcage.result import proxy_turn
-from rollcage.server.admission import Caller
+from rollcage.events import Entry, Event, FilesCollected, Queued, Rollout, TurnEnded
+from rollcage.schema.result import TAIL_EVENTS, RolloutResult, proxy_turn, result_of
+from rollcage.schema.views import STATUS, EventPage, Files, Messages, RolloutState, Trace, TurnPage, traced
+from rollcage.schema.writing import json_of
+from rollcage.server.auth import Caller
 from rollcage.server.transcript import KINDS, transcript_of
 from rollcage.store import Store, Summary
+from rollcage.types import Standing, Turn
 
 Entries = list[Entry]
 
+PAGE = 8
+"""Turns that are read at once. Their requests mostly are one conversation, which is fetched once for all of them."""
+TURN, AGENT = "turn_ended", "agent_event"
+"""The bulk of a log: the turns, which are written one by one, and the agent's own words: a result has the last ones."""
 
-class Reader:
+_FIELDS = list(RolloutResult.model_fields)
+_HEAD = set(_FIELDS[: _FIELDS.index("proxy_turns")])
+_LATER = {"proxy_turns", "proxy_log_tail"}
+_KINDS = [kind.model_fields["kind"].default for kind in get_args(get_args(Event)[0])]
+_KINDS = [kind for kind in _KINDS if kind not in (TURN, AGENT)]
+
+
+def state_of(summary: Summary, position: int | None = None) -> RolloutState:
+    """The state of one rollout, from its row."""
+    return RolloutState(
+        rollout_id=summary.id,
+        task_id=summary.task_id,
+        status=STATUS[summary.stage],
+        stage=summary.stage,
+        queue_position=position,
+        serve_session_id=summary.session or None,
+        proxy_turns_so_far=summary.turns,
+        tokens_so_far=summary.tokens,
+        outcome=summary.outcome,
+        reward=summary.reward,
+        standing=Standing.of(summary.outcome, summary.reward),
+        error=summary.error,
+        started_at=summary.created_at,
+        finished_at=summary.ended_at,
+        agent=summary.agent,
+        model=summary.model,
+        instruction=summary.instruction,
+    )
+
+
+class LogReader:
     """Reads one log for many callers; `UnknownRollout` for what is not there, or belongs to another."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.agents: Mapping[str, Agent] = {}
+        """The agents known here, by name: some have transcripts of their own shape."""
 
     async def visible(self, rollout_id: str, caller: Caller) -> Summary:
         """The rollout's row, if this caller may see it: what it may not see does not exist."""
@@ -30,14 +78,14 @@ class Reader:
         return summary
 
     async def messages(self, rollout_id: str, caller: Caller) -> Messages:
-        """The agent's own transcript so far, in the shape of OpenCode's `GET /session/:id/message`."""
+        """The agent's transcript so far, `[{info, parts}]`: of OpenCode as its own server has it."""
         summary = await self.visible(rollout_id, caller)
         entries = await self._store.read(rollout_id, kinds=KINDS)
         return Messages(
             rollout_id=rollout_id,
             status=STATUS[summary.stage],
             serve_session_id=summary.session or None,
-            messages=transcript_of(entries),
+            messages=transcript_of(entries, self.agents),
         )
 
     async def events(self, rollout_id: str, caller: Caller, *, after: int = 0, limit: int = 200) -> EventPage:
@@ -91,3 +139,40 @@ class Reader:
             files = {f"{folder}/{path}": text for path, text in found.files.items()}
             return Files(rollout_id=rollout_id, files=files, files_extra=[f"{folder}/{path}" for path in found.extra])
         return Files(rollout_id=rollout_id)
+
+
+def still_running(result: RolloutResult, wait_s: float | None) -> RolloutResult:
+    """The same, with words for who asked too early."""
+    error = f"still_running: it had not ended after {wait_s or 0:g} s; ask again"
+    return result.model_copy(update={"error": error, "error_code": "still_running"})
+
+
+async def written(store: Store, rollout_id: str, wait_s: float) -> AsyncGenerator[bytes, None]:
+    """The JSON of the result as it is now: what ends meanwhile is not in it, so that all of it fits together."""
+    last, _ = await store.last(rollout_id)
+    found = await store.read(rollout_id, kinds=_KINDS)
+    found += await store.read(rollout_id, kinds=(AGENT,), limit=TAIL_EVENTS, newest=True)
+    entries = sorted((entry for entry in found if entry.seq <= last), key=lambda entry: entry.seq)
+    rollout = await anyio.to_thread.run_sync(Rollout.fold, entries)
+    rollout = rollout.model_copy(update={"verdicts": await store.verdicts(rollout)})
+    result = await anyio.to_thread.run_sync(result_of, rollout)
+    if result.outcome is None:
+        result = still_running(result, wait_s)
+    yield json_of(result, include=_HEAD)[:-1] + b',"proxy_turns":['
+    broken: list[str] = []
+    after, comma = 0, b""
+    while page := await store.read(rollout_id, after=after, limit=PAGE, kinds=(TURN,)):
+        after = page[-1].seq
+        for entry in page:
+            if entry.seq <= last and isinstance(entry.event, TurnEnded):
+                yield comma + await anyio.to_thread.run_sync(_turn, entry.event.turn, broken)
+                comma = b","
+    rest = await anyio.to_thread.run_sync(lambda: json_of(result, exclude=_HEAD | _LATER))
+    tail = "\n".join(broken).encode("utf-8", "replace").decode()
+    yield b'],"proxy_log_tail":' + to_json(tail) + b"," + rest[1:]
+
+
+def _turn(turn: Turn, broken: list[str]) -> bytes:
+    if turn.error:
+        broken.append(f"turn {turn.index}: {turn.error}")
+    return json_of(proxy_turn(turn))

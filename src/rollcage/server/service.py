@@ -5,59 +5,67 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import anyio
 from anyio.abc import TaskGroup
+from pydantic import Field
 
-from rollcage.api.errors import Stopping
-from rollcage.api.fingerprint import check_same, fingerprint
-from rollcage.api.request import BadArgument, RolloutRequest, again, argument_error, is_scripted, wanted
-from rollcage.api.views import (
-    STATUS,
-    Aborted,
-    RolloutPage,
-    RolloutState,
-    Started,
-    state_of,
-)
-from rollcage.assembly import opened_backends
-from rollcage.endpoints import Scripted
+from rollcage.endpoints import Scripted, not_offered
 from rollcage.errors import AlreadyStarted, StoreError, UsageError
 from rollcage.events import Ended, Entry, Event, Queued
 from rollcage.gateway.live import Delta
-from rollcage.live import heard
-from rollcage.result import RolloutResult, result_of
-from rollcage.runner import Owners, Runner, Terms, orphans, recover
-from rollcage.server.admission import Caller, Limits
+from rollcage.jobs import CallerJob, is_scripted, rebuild_job, to_job
+from rollcage.runner import Owners, Runner, StartOptions, orphans, recover
+from rollcage.runner.live import subscribe
+from rollcage.schema.errors import Stopping
+from rollcage.schema.fingerprint import check_same, fingerprint
+from rollcage.schema.request import RolloutRequest
+from rollcage.schema.result import RolloutResult, result_of
+from rollcage.schema.views import STATUS, Aborted, RolloutPage, RolloutState, Started
+from rollcage.server.auth import Caller
 from rollcage.server.environments import RemoteEnvironments
-from rollcage.server.feeds import Feeds, Line
+from rollcage.server.feeds import FeedLine, Feeds
 from rollcage.server.metrics import Metrics
-from rollcage.server.reading import Reader
-from rollcage.server.results import still_running, written
+from rollcage.server.reading import LogReader, state_of, still_running, written
 from rollcage.settings import Settings
 from rollcage.store import Query, Store, Summary
-from rollcage.types import Endpoint
+from rollcage.types import Endpoint, Value
+from rollcage.wiring import opened_registry
 
 if TYPE_CHECKING:
-    from rollcage.testing import ScriptedModel
+    from rollcage.simulators import ScriptedModel
 
-Lines = list[Line]
+Lines = list[FeedLine]
 Entries = list[Entry]
 
 LOOK_S = 5.0
 """How often the service looks for rollouts whose process has died."""
 
 
-class Service(Reader):
+class ServerLimits(Value):
+    """How much a server takes on."""
+
+    at_once: int = Field(default=8, ge=1)
+    """Rollouts that run at the same time."""
+    queue: int = Field(default=256, ge=0)
+    """Rollouts that may wait; the next one is refused."""
+    allow_endpoints: tuple[str, ...] = ()
+    """Model addresses that callers may name (`https://host[:port][/path]`); none means any."""
+
+
+class Service(LogReader):
     """Rollouts for many callers. Everything here may be awaited by any number of tasks at once.
 
     Every method raises `UnknownRollout` for an id that nobody knows or that belongs to another caller,
-    `UsageError` (`BadArgument`, with `.argument`, from `start`) for what cannot be, `QueueFull` (with
-    `.retry_after_s`) when there is no place left, `Stopping` when the server is about to end.
+    `UsageError` (with `.argument`) for what cannot be, `QueueFull` (with `.retry_after_s`) when there is no place
+    left, `Stopping` when the server is about to end.
     """
 
-    def __init__(self, settings: Settings, store: Store, runner: Runner, tasks: TaskGroup, limits: Limits) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, runner: Runner, tasks: TaskGroup, limits: ServerLimits
+    ) -> None:
         """Use `Service.open`."""
         super().__init__(store)
         self.settings = settings
@@ -72,11 +80,11 @@ class Service(Reader):
         self._stopping = False
         self.environments = RemoteEnvironments({}, {}, settings, tasks)
         """Remote environments that rollouts can be given, and that callers can try."""
-        self.metrics = Metrics(runner.places, lambda: self._feeds.followers)
+        self.metrics = Metrics(runner.queue, lambda: self._feeds.followers)
         """What this process counts."""
-        runner.heard = self._heard
+        runner.on_event = self._on_event
         for each in runner.recovered:
-            self._heard(*each)
+            self._on_event(*each)
 
     @classmethod
     @asynccontextmanager
@@ -84,20 +92,20 @@ class Service(Reader):
         cls,
         settings: Settings,
         *,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
         callers: Mapping[str, Caller] | None = None,
         warm: int = 0,
         environments: Mapping[str, str] | None = None,
     ) -> AsyncIterator[Service]:
         """A service with everything it needs: log, runner, boxes, gateway. Takes over what dead servers left.
 
-        `callers`: those that have limits of their own, by name. `warm`: see `opened_backends`.
+        `callers`: those that have limits of their own, by name. `warm`: see `opened_registry`.
         `environments`: names that callers may use, and the addresses of remote environments they stand for.
         """
-        limits = limits or Limits()
+        limits = limits or ServerLimits()
         async with (
             Store.open(settings.log_path) as store,
-            opened_backends(settings, warm=warm) as backends,
+            opened_registry(settings, warm=warm) as backends,
             anyio.create_task_group() as tasks,
             # Before the runner, so that it outlives the rollouts.
             AsyncExitStack() as stack,
@@ -105,6 +113,7 @@ class Service(Reader):
         ):
             service = cls(settings, store, runner, tasks, limits)
             service.environments = RemoteEnvironments(backends.environments, environments or {}, settings, tasks)
+            service.agents = backends.agents
             service._stack = stack
             tasks.start_soon(service._look_after, callers or {})
             try:
@@ -115,12 +124,12 @@ class Service(Reader):
     @property
     def running(self) -> int:
         """Rollouts that have a place."""
-        return self._runner.places.running
+        return self._runner.queue.running
 
     @property
     def waiting(self) -> int:
         """Rollouts that wait for one."""
-        return self._runner.places.waiting
+        return self._runner.queue.waiting
 
     async def start(self, request: RolloutRequest, caller: Caller) -> Started:
         """Queue a rollout. Its idempotency key, if it has one, joins the first rollout of this caller with that key."""
@@ -130,38 +139,41 @@ class Service(Reader):
                 return await self._joined(first, request)
         if self._stopping:
             raise Stopping("the server is about to stop and starts nothing more; ask again when it is back")
-        scripted: Scripted = (await self._scripted()).endpoint if is_scripted(request) else _no_script
-        job, because = wanted(
-            request,
-            self.settings,
-            scripted=scripted,
-            allowed=self.limits.allow_endpoints,
-            remote=self.environments.address,
-        )
-        terms = Terms(
-            caller.share,
+        (job, because), same = await self._understood(request)
+        options = StartOptions(
+            caller.quota,
             request.idempotency_key,
-            fingerprint(request) if request.idempotency_key else {},
+            same,
             resumable=not because,
             not_resumable_because=because,
         )
         try:
-            rollout_id = await self._runner.start(job, terms)
+            rollout_id = await self._runner.start(job, options)
         except AlreadyStarted as other:
             self._forget(job.model)
             return await self._joined(other.rollout_id, request)
-        except UsageError as error:
-            self._forget(job.model)
-            raise argument_error(error) from None
         except BaseException:
             self._forget(job.model)
             raise
         return Started(rollout_id=rollout_id, task_id=job.task.id, started_at=time.time())
 
+    async def _understood(self, request: RolloutRequest) -> tuple[CallerJob, dict[str, str]]:
+        """The job and, where there is an idempotency key, the fingerprint. A large request takes a while to check;
+        meanwhile the others go on.
+        """
+        in_thread = anyio.to_thread.run_sync
+        scripted: Scripted = _no_script
+        if await in_thread(is_scripted, request):
+            scripted = (await self._scripted()).endpoint
+        same = await in_thread(fingerprint, request) if request.idempotency_key else {}
+        remote, allowed = self.environments.address, self.limits.allow_endpoints
+        job = partial(to_job, request, self.settings, scripted=scripted, allowed=allowed, remote=remote)
+        return await in_thread(job), same
+
     async def _joined(self, rollout_id: str, request: RolloutRequest) -> Started:
         first = (await self._store.read(rollout_id, limit=1))[0].event
         if isinstance(first, Queued) and first.arguments:  # logs of before have no digests
-            check_same(request, first.arguments, rollout_id)
+            await anyio.to_thread.run_sync(check_same, request, first.arguments, rollout_id)
         summary = await self._store.summary(rollout_id)
         status = STATUS[summary.stage]
         return Started(
@@ -169,7 +181,7 @@ class Service(Reader):
         )
 
     async def finalize(self, rollout_id: str, caller: Caller, *, wait_s: float | None = None) -> RolloutResult:
-        """Wait for the end (at most `wait_s`), then the result; `outcome` is null where it still runs. Repeatable.
+        """Wait for the end (at most `wait_s`), then the result; `outcome` is None where it still runs. Repeatable.
 
         Cancelling this leaves the rollout running: whoever wants it gone calls `abort`.
         """
@@ -201,7 +213,7 @@ class Service(Reader):
     async def list(self, query: Query, caller: Caller, *, cursor: str = "", limit: int = 50) -> RolloutPage:
         """Rollouts that match, newest first; those of this caller only, unless it may see all."""
         if cursor and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):
-            raise BadArgument("cursor", "cursor: is not one that this server gave; leave it out to start anew")
+            raise UsageError("is not one that this server gave", argument="cursor", remedy="leave it out to start anew")
         if not caller.admin:
             query = query.model_copy(update={"caller": caller.name})
         rows, more = await self._store.page(query, before=int(cursor) if cursor else None, limit=limit)
@@ -222,7 +234,7 @@ class Service(Reader):
     async def live(self, rollout_id: str, caller: Caller) -> AsyncIterator[Delta]:
         """What its model says from now on, while it says it; over when its agent is, or where nothing is said."""
         summary = await self.visible(rollout_id, caller)
-        return heard(self._owners.socket(summary.owner), rollout_id)
+        return subscribe(self._owners.socket(summary.owner), rollout_id)
 
     async def abort(self, rollout_id: str, caller: Caller, *, reason: str = "") -> Aborted:
         """Ask it to stop; it ends soon after. `finalize` waits for that."""
@@ -259,8 +271,8 @@ class Service(Reader):
         if self._model is not None and endpoint is not None and endpoint.kind == "scripted":
             self._model.forget(endpoint)
 
-    def _heard(self, rollout_id: str, event: Event) -> None:
-        self.metrics.heard(rollout_id, event)
+    def _on_event(self, rollout_id: str, event: Event) -> None:
+        self.metrics.on_event(rollout_id, event)
         if isinstance(event, Queued) and event.job.model.kind == "scripted":
             self._scripts[rollout_id] = event.job.model
         elif isinstance(event, Ended):
@@ -271,7 +283,7 @@ class Service(Reader):
         while True:
             if not self._stopping:
                 try:
-                    await recover(self._store, self._owners, self._heard)
+                    await recover(self._store, self._owners, self._on_event)
                     for orphan in await orphans(self._store, self._owners):
                         await self._adopt(orphan, callers.get(orphan.caller) or Caller(name=orphan.caller))
                 except StoreError:
@@ -284,9 +296,9 @@ class Service(Reader):
             return
         scripted: Scripted = (await self._scripted()).endpoint if first.job.model.kind == "scripted" else _no_script
         try:
-            job = again(first.job, self.settings, scripted=scripted)
+            job = rebuild_job(first.job, self.settings, scripted=scripted)
             self._scripts[orphan.id] = job.model
-            if not await self._runner.adopt(orphan, job, caller.share):
+            if not await self._runner.adopt(orphan, job, caller.quota):
                 self._forget(self._scripts.pop(orphan.id, None))
         except UsageError as error:
             await self._runner.give_up(orphan, f"it cannot be resumed: {error}")
@@ -300,10 +312,10 @@ async def _entries(pages: AsyncGenerator[Lines, None]) -> AsyncGenerator[Entry, 
 
 
 def _scripted_model() -> ScriptedModel:
-    from rollcage.testing import ScriptedModel
+    from rollcage.simulators import ScriptedModel
 
     return ScriptedModel(keep_requests=0)
 
 
 def _no_script(turns: object) -> Endpoint:
-    raise UsageError("endpoint 'scripted' is not offered here; name another one")
+    raise not_offered()

@@ -19,9 +19,10 @@ from pydantic import Field, SecretStr
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rollcage.errors import SetupError, UsageError
-from rollcage.server.admission import Keys, Limits, load_keys, loopback
+from rollcage.interpreter import tuned_for_streams
 from rollcage.server.app import App, gated
-from rollcage.server.service import Service
+from rollcage.server.auth import Keys, load_keys, loopback
+from rollcage.server.service import ServerLimits, Service
 from rollcage.settings import FleetSettings, Settings
 from rollcage.types import Value
 
@@ -29,14 +30,14 @@ LAST_BYTES_S = 5
 """How long answers that are being sent may take when the server stops."""
 
 
-class Options(Value):
+class ServeOptions(Value):
     """How a server is run."""
 
     host: str = "127.0.0.1"
     """Where it listens; anything but loopback needs keys."""
     port: int = Field(default=8000, ge=0, le=65535)
     """0 takes any that is free."""
-    limits: Limits = Limits()
+    limits: ServerLimits = ServerLimits()
     """How much it takes on."""
     api_key_file: Path | None = None
     """Names and hashes of keys."""
@@ -65,11 +66,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(settings: Settings, options: Options, ready: Callable[[str], None]) -> int:
+async def serve(settings: Settings, options: ServeOptions, ready: Callable[[str], None]) -> int:
     """Serve until asked to stop; `ready` gets the address once it answers. Returns the exit code."""
     keys = checked(settings, options)
     _log_to_stderr(quiet=options.quiet)
-    with _listening(options.host, options.port) as listener:
+    with _listening(options.host, options.port) as listener, tuned_for_streams():
         async with (
             _fleet(settings, options) as known,
             Service.open(
@@ -80,7 +81,7 @@ async def serve(settings: Settings, options: Options, ready: Callable[[str], Non
                 environments=options.environments,
             ) as service,
         ):
-            app = App(service)
+            app = App(service, keyed=bool(keys))
             gate = gated(
                 app,
                 service,
@@ -103,7 +104,7 @@ async def serve(settings: Settings, options: Options, ready: Callable[[str], Non
             )
             server = _Server(config)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_obey, service, server, options)
+                tasks.start_soon(_stop_on_signal, service, server, options)
                 tasks.start_soon(_complete, server, app, lambda: ready(_address(options.host, listener)))
                 await server.serve(sockets=[listener])
                 tasks.cancel_scope.cancel()
@@ -111,13 +112,13 @@ async def serve(settings: Settings, options: Options, ready: Callable[[str], Non
 
 
 @asynccontextmanager
-async def _fleet(settings: Settings, options: Options) -> AsyncIterator[Settings]:
+async def _fleet(settings: Settings, options: ServeOptions) -> AsyncIterator[Settings]:
     """The settings, with a local Fleet in them where one was asked for."""
     if not options.fleet_demo:
         yield settings
         return
     try:
-        from rollcage.testing.fleet_runtime import VERIFIER, FleetRuntime
+        from rollcage.simulators.fleet import VERIFIER, FleetRuntime
     except ImportError as error:
         raise SetupError("the local Fleet needs more packages: pip install 'rollcage[fleet]'") from error
     logging.getLogger("fastmcp").setLevel(logging.CRITICAL + 1)
@@ -128,7 +129,7 @@ async def _fleet(settings: Settings, options: Options) -> AsyncIterator[Settings
         yield settings.model_copy(update={"fleet": known})
 
 
-def checked(settings: Settings, options: Options) -> Keys:
+def checked(settings: Settings, options: ServeOptions) -> Keys:
     """The keys; UsageError where these options make no safe server."""
     for address in options.limits.allow_endpoints:
         parts = urlsplit(address)
@@ -152,7 +153,7 @@ async def _complete(server: uvicorn.Server, app: App, ready: Callable[[], None])
         await anyio.sleep_forever()
 
 
-async def _obey(service: Service, server: uvicorn.Server, options: Options) -> None:
+async def _stop_on_signal(service: Service, server: uvicorn.Server, options: ServeOptions) -> None:
     """The first signal stops in order, the second leaves at once: boxes die with this process either way."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with anyio.create_task_group() as tasks:
@@ -165,7 +166,7 @@ async def _obey(service: Service, server: uvicorn.Server, options: Options) -> N
                 tasks.start_soon(_stop, service, server, options)
 
 
-async def _stop(service: Service, server: uvicorn.Server, options: Options) -> None:
+async def _stop(service: Service, server: uvicorn.Server, options: ServeOptions) -> None:
     try:
         await service.stop(options.on_stop, grace_s=options.grace_s)
     finally:

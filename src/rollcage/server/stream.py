@@ -15,11 +15,11 @@ from anyio.abc import TaskGroup
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rollcage.api.writing import on_one_line
 from rollcage.errors import RollcageError
 from rollcage.events import AgentStarted, Ended
 from rollcage.gateway.live import Delta
-from rollcage.server.feeds import Line
+from rollcage.schema.writing import on_one_line
+from rollcage.server.feeds import FeedLine
 from rollcage.types import Stage
 
 HEARTBEAT_S = 15.0
@@ -27,7 +27,7 @@ HEARTBEAT_S = 15.0
 
 Live = Callable[[], Awaitable[AsyncIterator[Delta]]]
 """Opens what a running turn says."""
-Pages = AsyncGenerator[list[Line], None]
+Pages = AsyncGenerator[list[FeedLine], None]
 Put = Callable[[bytes], Awaitable[None]]
 
 

@@ -12,9 +12,10 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from rollcage.endpoints import EndpointRequest
-from rollcage.errors import TaskError
+from rollcage.errors import TaskError, UsageError
+from rollcage.tasks.expected import expected_of
 from rollcage.tasks.problems import BESIDE, REFERENCES, SECRETS, nearest, problems_of
-from rollcage.types import AgentSpec, JsonObject, SandboxSpec, Task, Value
+from rollcage.types import AgentSpec, Identifier, JsonObject, Metadata, SandboxSpec, Task, Value
 
 SIZE_LIMIT = 16 << 20
 """No task file, and no file one brings along, is larger than this."""
@@ -37,9 +38,15 @@ class TaskFile(Value):
     """The remote environment it is about."""
     mode: Literal["transparent_proxy", "black_box"] = "transparent_proxy"
     """Whether the agent's calls are recorded."""
+    group_id: Identifier = ""
+    """Given beside the file, as the next two: the rollouts it belongs with."""
+    policy_version: Identifier = ""
+    """The weights that are sampled."""
+    metadata: Metadata = {}
+    """The caller's own JSON."""
 
 
-ALIASES = {"model": "endpoint"}
+ALIASES = {"model": "endpoint", "check": "checks"}
 """Other spellings of a top-level key."""
 
 
@@ -56,8 +63,11 @@ def load(path: Path | str) -> TaskFile:
     fields = reader.fields(data)
     try:
         file = TaskFile.model_validate({"path": path, **fields})
+        expected_of(file.task)
     except ValidationError as error:
         reader.problems += problems_of(error)
+    except UsageError as error:
+        reader.problems.append(str(error))
     if reader.problems:
         raise TaskError("\n".join(f"{path}: {problem}" for problem in dict.fromkeys(reader.problems)))
     if file.task.id:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rollcage.endpoints import EndpointRequest
-from rollcage.types import AgentSpec, Limits, SandboxSpec, ScriptedCall, ScriptedTurn, Task
+from rollcage.types import AgentSpec, Check, Limits, SandboxSpec, ScriptedCall, ScriptedTurn, Task
 
 SECRETS = frozenset({"api_key", "hf_token"})
 """Fields of an endpoint that a file must not carry: task files are shared and kept."""
@@ -21,11 +21,14 @@ REFERENCES = {
     "instruction_file": "instruction",
     "test_script_file": "test_script",
     "verifier_file": "verifier",
+    "solution_script_file": "solution_script",
+    "solution_patch_file": "solution_patch",
 }
 """Keys that name a file beside the task file, and the field that gets its text."""
 
 TABLES: dict[str, type[BaseModel]] = {
     "limits": Limits,
+    "checks": Check,
     "solution": ScriptedTurn,
     "solution.tool_calls": ScriptedCall,
     "agent": AgentSpec,

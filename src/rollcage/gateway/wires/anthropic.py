@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from rollcage.gateway.wires.answer import Call, spelled
+from rollcage.gateway.message import CallDraft
+from rollcage.gateway.wires.answer import spelled
 from rollcage.gateway.wires.anthropic_stream import AnthropicAnswer
-from rollcage.gateway.wires.base import BadRequest, dict_or_empty, dicts_in, encoded, text_at, text_or_none
-from rollcage.gateway.wires.history import Messages, Part, image_part, text_part
+from rollcage.gateway.wires.base import BadRequest, Wire, dict_or_empty, dicts_in, encoded, text_at, text_or_none
+from rollcage.gateway.wires.history import ChatHistory, Part, image_part, text_part
 from rollcage.types import JsonObject
 
 BILLING = "x-anthropic-billing-header:"
@@ -16,7 +17,7 @@ _SAME = ("max_tokens", "temperature", "top_p", "top_k")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class AnthropicWire(AnthropicAnswer):
+class AnthropicWire(AnthropicAnswer, Wire):
     """One Messages request and its answer."""
 
     def __init__(self, body: JsonObject, *, model: str, id: str = "") -> None:
@@ -56,7 +57,7 @@ class AnthropicWire(AnthropicAnswer):
         return chat
 
     def _messages(self) -> list[JsonObject]:
-        messages = Messages()
+        messages = ChatHistory()
         messages.system(self._system(self._body.get("system"), "system"))
         given = dicts_in(self._body.get("messages"), "messages")
         if not given:
@@ -78,7 +79,7 @@ class AnthropicWire(AnthropicAnswer):
         texts = [part["text"] for part in self._parts(value, where) if part["type"] == "text"]
         return "\n\n".join(text for text in texts if not text.startswith(BILLING))
 
-    def _user(self, messages: Messages, message: JsonObject, where: str) -> None:
+    def _user(self, messages: ChatHistory, message: JsonObject, where: str) -> None:
         content = message.get("content")
         if isinstance(content, list):
             # Results first, as both protocols demand; what else is said comes after them.
@@ -90,7 +91,7 @@ class AnthropicWire(AnthropicAnswer):
             content = [block for block in content if block.get("type") != "tool_result"]
         messages.user(self._parts(content, f"{where}.content"))
 
-    def _assistant(self, messages: Messages, message: JsonObject, where: str) -> None:
+    def _assistant(self, messages: ChatHistory, message: JsonObject, where: str) -> None:
         content = message.get("content")
         if isinstance(content, str):
             messages.assistant(text=content)
@@ -104,7 +105,9 @@ class AnthropicWire(AnthropicAnswer):
                 messages.assistant(reasoning=text_at(block, "thinking", here))
             elif kind == "tool_use":
                 arguments = spelled(dict_or_empty(block.get("input")))
-                messages.assistant(call=Call(text_at(block, "id", here), text_at(block, "name", here), [arguments]))
+                messages.assistant(
+                    call=CallDraft(text_at(block, "id", here), text_at(block, "name", here), [arguments])
+                )
             else:
                 self._notes.append(f"left out of what the model said: {kind}")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rollcage.gateway.wires.answer import Answer, Call, arguments_text, object_in
+from rollcage.gateway.message import CallDraft, object_in
+from rollcage.gateway.wires.answer import ChatAnswer, arguments_text
 from rollcage.gateway.wires.base import encoded, fault_in, problem_in, sse, text_or_none
 from rollcage.types import JsonObject
 
@@ -34,9 +35,9 @@ class AnthropicAnswer:
     def __init__(self, *, model: str, id: str) -> None:
         """`model` must be what the agent asked for: Claude Code forgets what another model thought."""
         self._model, self._id = model, id
-        self._answer = Answer()
+        self._answer = ChatAnswer()
         self._index = -1
-        self._open: str | Call | None = None
+        self._open: str | CallDraft | None = None
         """The kind of the open block (`text`, `thinking`), or the call whose block it is."""
         self._late: list[tuple[str, str]] = []
         """Text and thinking that came while a call's block was open."""
@@ -134,7 +135,7 @@ class AnthropicAnswer:
         }
 
     def _say(self, kind: str, text: str) -> bytes:
-        if isinstance(self._open, Call):
+        if isinstance(self._open, CallDraft):
             self._late.append((kind, text))
             return b""
         return self._begin(kind) + self._delta({"type": f"{kind}_delta", kind: text})
@@ -143,21 +144,21 @@ class AnthropicAnswer:
         """A sign of life while arguments are being written: client libraries swallow pings."""
         return self._begin(self._answer.calls[0]) + self._delta({"type": "input_json_delta", "partial_json": ""})
 
-    def _begin(self, what: str | Call) -> bytes:
+    def _begin(self, what: str | CallDraft) -> bytes:
         """Open a block, unless it is open; whatever else is open ends."""
         if self._open == what:
             return b""
         ended = self._end()
         self._open = what
         self._index += 1
-        if isinstance(what, Call):
+        if isinstance(what, CallDraft):
             self._answer.settle(what)
             block: JsonObject = {"type": "tool_use", "id": what.id, "name": what.name, "input": {}}
         else:
             block = {"type": what, what: "", **({"signature": ""} if what == "thinking" else {})}
         return ended + self._event("content_block_start", {"content_block": block})
 
-    def _arguments(self, call: Call) -> bytes:
+    def _arguments(self, call: CallDraft) -> bytes:
         return self._delta({"type": "input_json_delta", "partial_json": arguments_text(call.arguments)})
 
     def _end(self) -> bytes:

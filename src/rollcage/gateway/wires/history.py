@@ -6,7 +6,7 @@ What is built depends only on what came before, so a longer conversation begins 
 
 from __future__ import annotations
 
-from rollcage.gateway.wires.answer import Call
+from rollcage.gateway.message import CallDraft
 from rollcage.types import JsonObject
 
 BREAK = "\n\n"
@@ -18,7 +18,7 @@ Part = JsonObject
 """A content part of chat completions: text or image."""
 
 
-class Messages:
+class ChatHistory:
     """A conversation in the making."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Messages:
             parts = _parts(self._messages.pop()["content"]) + parts
         self._messages.append({"role": "user", "content": _content(parts)})
 
-    def assistant(self, *, text: str = "", reasoning: str = "", call: Call | None = None) -> None:
+    def assistant(self, *, text: str = "", reasoning: str = "", call: CallDraft | None = None) -> None:
         """A piece of what the model said; consecutive pieces are one message."""
         self._flush()
         if not self._messages or self._messages[-1]["role"] != "assistant":
@@ -61,8 +61,7 @@ class Messages:
         if reasoning:
             message["reasoning_content"] = message.get("reasoning_content", "") + reasoning
         if call is not None:
-            function = {"name": call.name, "arguments": call.arguments}
-            message.setdefault("tool_calls", []).append({"id": call.id, "type": "function", "function": function})
+            message.setdefault("tool_calls", []).append(call.value())
 
     def tool(self, call_id: str, parts: list[Part], *, failed: bool = False) -> None:
         """The result of a tool call."""

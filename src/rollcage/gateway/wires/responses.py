@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 
-from rollcage.gateway.wires.answer import Call, arguments_text, spelled
-from rollcage.gateway.wires.base import BadRequest, dict_or_empty, dicts_in, text_at, text_or_none
-from rollcage.gateway.wires.history import Messages, Part, image_part, text_part
+from rollcage.gateway.message import CallDraft
+from rollcage.gateway.wires.answer import arguments_text, spelled
+from rollcage.gateway.wires.base import BadRequest, Wire, dict_or_empty, dicts_in, text_at, text_or_none
+from rollcage.gateway.wires.history import ChatHistory, Part, image_part, text_part
 from rollcage.gateway.wires.responses_stream import SEALED, ResponsesAnswer
 from rollcage.gateway.wires.responses_tools import INPUT, MORE_TOOLS
 from rollcage.types import JsonObject
@@ -21,7 +22,7 @@ _STATEFUL = {
 _TEXTS = ("input_text", "output_text", "text")
 
 
-class ResponsesWire(ResponsesAnswer):
+class ResponsesWire(ResponsesAnswer, Wire):
     """One Responses request and its answer."""
 
     def __init__(self, body: JsonObject, *, model: str, id: str = "", created: int = 0) -> None:
@@ -70,7 +71,7 @@ class ResponsesWire(ResponsesAnswer):
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
     def _messages(self) -> list[JsonObject]:
-        messages = Messages()
+        messages = ChatHistory()
         messages.system(text_or_none(self._body.get("instructions")) or "")
         given = self._body.get("input")
         if isinstance(given, str):
@@ -83,7 +84,7 @@ class ResponsesWire(ResponsesAnswer):
             self._item(messages, item, f"input.{n}")
         return messages.value()
 
-    def _item(self, messages: Messages, item: JsonObject, where: str) -> None:
+    def _item(self, messages: ChatHistory, item: JsonObject, where: str) -> None:
         kind = item.get("type") or "message"
         if kind == "message":
             self._message(messages, item, where)
@@ -100,7 +101,7 @@ class ResponsesWire(ResponsesAnswer):
         elif kind != MORE_TOOLS:
             self._notes.append(f"left out of the conversation: {kind}")
 
-    def _message(self, messages: Messages, item: JsonObject, where: str) -> None:
+    def _message(self, messages: ChatHistory, item: JsonObject, where: str) -> None:
         parts = self._parts(item.get("content"), f"{where}.content")
         role = item.get("role")
         if role == "user":
@@ -112,13 +113,13 @@ class ResponsesWire(ResponsesAnswer):
         else:
             raise BadRequest(f"{where}.role: must be user, assistant, system or developer", f"{where}.role")
 
-    def _call(self, item: JsonObject, where: str) -> Call:
+    def _call(self, item: JsonObject, where: str) -> CallDraft:
         name = self.toolbox.called(text_at(item, "name", where), text_or_none(item.get("namespace")))
         if item["type"] == "custom_tool_call":
             arguments = spelled({INPUT: text_at(item, "input", where)})
         else:
             arguments = arguments_text(text_at(item, "arguments", where))
-        return Call(text_at(item, "call_id", where), name, [arguments])
+        return CallDraft(text_at(item, "call_id", where), name, [arguments])
 
     def _parts(self, content: object, where: str) -> list[Part]:
         """Content as chat has it. What chat has no shape for is named in its place, so that the model knows of it."""

@@ -6,9 +6,10 @@ import base64
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from rollcage.gateway.wires.answer import Answer, Call
+from rollcage.gateway.message import CallDraft
+from rollcage.gateway.wires.answer import ChatAnswer
 from rollcage.gateway.wires.base import dict_or_empty, encoded, fault_in, problem_in, sse, text_or_none
-from rollcage.gateway.wires.responses_tools import Tool, Toolbox, free_text
+from rollcage.gateway.wires.responses_tools import AgentTool, Toolbox, free_text
 from rollcage.types import JsonObject
 
 SEALED = "rollcage-"
@@ -27,8 +28,8 @@ class _Item:
     kind: str
     place: int
     id: str
-    call: Call | None = None
-    tool: Tool | None = None
+    call: CallDraft | None = None
+    tool: AgentTool | None = None
     texts: list[str] = field(default_factory=list)
     """Of reasoning and messages."""
     status: str = "in_progress"
@@ -68,7 +69,7 @@ class ResponsesAnswer:
         self._body, self._model, self._id, self._created = body, model, id, created
         include = body.get("include")
         self._seal = isinstance(include, list) and "reasoning.encrypted_content" in include
-        self._answer = Answer()
+        self._answer = ChatAnswer()
         self._items: list[_Item] = []
         self._sequence = 0
         self._started = self._over = False
@@ -172,7 +173,7 @@ class ResponsesAnswer:
             return begun + self._of(item, "response.reasoning_text.delta", content_index=0, delta=text)
         return begun + self._of(item, "response.output_text.delta", content_index=0, delta=text, logprobs=[])
 
-    def _write(self, call: Call, piece: str) -> bytes:
+    def _write(self, call: CallDraft, piece: str) -> bytes:
         # In the order of the calls, even where an earlier one has no arguments yet.
         before = self._answer.calls[: self._answer.calls.index(call) + 1]
         begun = b"".join(self._open_call(each) for each in before)
@@ -181,7 +182,7 @@ class ResponsesAnswer:
             return begun
         return begun + self._of(item, "response.function_call_arguments.delta", delta=piece)
 
-    def _open_call(self, call: Call) -> bytes:
+    def _open_call(self, call: CallDraft) -> bytes:
         if any(item.call is call for item in self._items):
             return b""
         return self._close_words() + self._added(self._new_call(call))
@@ -211,12 +212,12 @@ class ResponsesAnswer:
         out.append(self._event("response.output_item.done", output_index=item.place, item=value))
         return b"".join(out)
 
-    def _new(self, kind: str, call: Call | None = None, tool: Tool | None = None) -> _Item:
+    def _new(self, kind: str, call: CallDraft | None = None, tool: AgentTool | None = None) -> _Item:
         place = len(self._items)
         self._items.append(_Item(kind, place, f"{_PREFIXES[kind]}_{self._id}_{place}", call, tool))
         return self._items[-1]
 
-    def _new_call(self, call: Call) -> _Item:
+    def _new_call(self, call: CallDraft) -> _Item:
         tool = self.toolbox.tool(self._answer.settle(call).name)
         return self._new("custom_tool_call" if tool.custom else "function_call", call, tool)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rollcage.gateway.wires.answer import object_in
+from rollcage.gateway.message import object_in
 from rollcage.gateway.wires.base import BadRequest, dict_or_empty, dicts_in, text_at
 from rollcage.types import JsonObject
 
@@ -16,7 +16,7 @@ MORE_TOOLS = "additional_tools"
 """The type of an input item that offers tools."""
 
 
-class Tool(NamedTuple):
+class AgentTool(NamedTuple):
     """A tool as the agent knows it."""
 
     name: str
@@ -34,7 +34,7 @@ class Toolbox:
         """As chat completions takes them."""
         self.left_out: list[str] = []
         """Kinds of tools that only the provider's own servers could run."""
-        self._tools: dict[str, Tool] = {}
+        self._tools: dict[str, AgentTool] = {}
         for n, tool in enumerate(dicts_in(body.get("tools"), "tools")):
             self._add(tool, None, f"tools.{n}")
         items = body.get("input")
@@ -44,9 +44,9 @@ class Toolbox:
                 for m, tool in enumerate(dicts_in(item.get("tools"), where)):
                     self._add(tool, None, f"{where}.{m}")
 
-    def tool(self, called: str) -> Tool:
+    def tool(self, called: str) -> AgentTool:
         """The agent's tool for a name that the model called."""
-        return self._tools.get(called) or Tool(called)
+        return self._tools.get(called) or AgentTool(called)
 
     def called(self, name: str, namespace: str | None) -> str:
         """The name by which the model calls an agent's tool."""
@@ -95,7 +95,7 @@ class Toolbox:
         called = name
         if called in self._tools and namespace:
             called = f"{namespace}__{name}"[-64:]
-        self._tools[called] = Tool(name, namespace, custom)
+        self._tools[called] = AgentTool(name, namespace, custom)
         return called
 
     def _offer(self, name: str, description: object, parameters: JsonObject, tool: JsonObject) -> None:

@@ -7,6 +7,17 @@ A backend that fails one of them is not a backend. `rollcage sandbox check local
 """
 
 from rollcage.sandboxes.conformance.suite import CHECKS, check, chosen, judge
-from rollcage.sandboxes.conformance.values import Check, Failed, NotApplicable, Subject, Traits, Verdict
+from rollcage.sandboxes.conformance.values import CheckVerdict, ConformanceCheck, Failed, NotApplicable, Subject, Traits
 
-__all__ = ["CHECKS", "Check", "Failed", "NotApplicable", "Subject", "Traits", "Verdict", "check", "chosen", "judge"]
+__all__ = [
+    "CHECKS",
+    "CheckVerdict",
+    "ConformanceCheck",
+    "Failed",
+    "NotApplicable",
+    "Subject",
+    "Traits",
+    "check",
+    "chosen",
+    "judge",
+]

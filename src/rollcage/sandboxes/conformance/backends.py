@@ -10,16 +10,16 @@ from rollcage.sandboxes.conformance.values import Traits
 
 
 async def _lose_local(box: Sandbox) -> None:
-    """Kill the keeper: nothing of its boxes is left."""
-    from rollcage.sandboxes.box import LocalBox
+    """Kill the fork server: nothing of its boxes is left."""
+    from rollcage.sandboxes.local.box import LocalBox
 
     assert isinstance(box, LocalBox)
-    os.kill(box._keeper.pid, signal.SIGKILL)
+    os.kill(box._fork_server.pid, signal.SIGKILL)
 
 
 async def _lose_e2b(box: Sandbox) -> None:
     """Have the cloud end it."""
-    from rollcage.sandboxes.e2b_box import E2BBox
+    from rollcage.sandboxes.e2b.box import E2BBox
 
     assert isinstance(box, E2BBox)
     await box.cloud.kill(box.id)
@@ -27,7 +27,7 @@ async def _lose_e2b(box: Sandbox) -> None:
 
 async def _lose_container(box: Sandbox) -> None:
     """Have the engine remove it."""
-    from rollcage.sandboxes.containers.box import ContainerBox
+    from rollcage.sandboxes.container.box import ContainerBox
 
     assert isinstance(box, ContainerBox)
     await box._engine.remove(box.id)

@@ -39,7 +39,7 @@ def is_empty(folder: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Doors:
+class HostSockets:
     """Sockets of the host that everybody on it can reach."""
 
     addresses: tuple[str, ...]
@@ -50,20 +50,20 @@ class Doors:
     abstract: str
     listening: tuple[socket.socket, ...]
 
-    def knocked(self) -> bool:
+    def reached(self) -> bool:
         """Whether anybody came."""
-        for door in self.listening:
+        for listener in self.listening:
             with suppress(BlockingIOError):
-                if door.type == socket.SOCK_DGRAM:
-                    door.recv(1)
+                if listener.type == socket.SOCK_DGRAM:
+                    listener.recv(1)
                 else:
-                    door.accept()[0].close()
+                    listener.accept()[0].close()
                 return True
         return False
 
 
 @contextmanager
-def doors() -> Iterator[Doors]:
+def host_sockets() -> Iterator[HostSockets]:
     """Open one of each kind, on every address."""
     name = f"conformance-{secrets.token_hex(6)}"
     with ExitStack() as stack:
@@ -72,8 +72,8 @@ def doors() -> Iterator[Doors]:
         udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         udp.bind(("0.0.0.0", 0))  # noqa: S104
         named = stack.enter_context(socket.socket(socket.AF_UNIX))
-        named.bind(str(folder / "door"))
-        os.chmod(folder / "door", 0o777)  # noqa: S103, PTH101
+        named.bind(str(folder / "socket"))
+        os.chmod(folder / "socket", 0o777)  # noqa: S103, PTH101
         hidden = stack.enter_context(socket.socket(socket.AF_UNIX))
         hidden.bind(f"\0{name}")
         for listening in (named, hidden):
@@ -81,7 +81,7 @@ def doors() -> Iterator[Doors]:
         for listening in (tcp, udp, named, hidden):
             listening.setblocking(False)
         ports = tcp.getsockname()[1], udp.getsockname()[1]
-        yield Doors(_addresses(), *ports, str(folder / "door"), name, (tcp, udp, named, hidden))
+        yield HostSockets(_addresses(), *ports, str(folder / "socket"), name, (tcp, udp, named, hidden))
 
 
 def free_port() -> int:

@@ -103,14 +103,14 @@ async def network(subject: Subject) -> None:
         "reach the host by version 6": "connect(10, ('::1', given['tcp']))",
     }
     send = "socket.socket(2, socket.SOCK_DGRAM).sendto(b'x', ({!r}, given['udp'])) and found([])"
-    with host.doors() as doors:
-        for address in (*doors.addresses, "10.0.2.2", "10.0.2.3", "172.17.0.1", "10.88.0.1"):
+    with host.host_sockets() as sockets:
+        for address in (*sockets.addresses, "10.0.2.2", "10.0.2.3", "172.17.0.1", "10.88.0.1"):
             attempts[f"reach {address}"] = f"connect(2, ({address!r}, given['tcp']))"
             attempts[f"send to {address}"] = send.format(address)
         async with subject.open() as box:
-            await refused(box, attempts, path=doors.path, abstract=doors.abstract, tcp=doors.tcp, udp=doors.udp)
+            await refused(box, attempts, path=sockets.path, abstract=sockets.abstract, tcp=sockets.tcp, udp=sockets.udp)
             await anyio.sleep(0.1)
-        expect(not doors.knocked(), "something from the box arrived at a socket of the host")
+        expect(not sockets.reached(), "something from the box arrived at a socket of the host")
 
 
 @family.check("the only network is loopback: no other interface is up, and no route leads anywhere")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollcage.layers import Layer
 from rollcage.sandboxes.base import sh
 from rollcage.sandboxes.conformance.values import Family, Subject, same
+from rollcage.sandboxes.layers import Layer
 
 family = Family("layers")
 

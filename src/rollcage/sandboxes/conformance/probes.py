@@ -15,7 +15,7 @@ X86 = os.uname().machine == "x86_64"
 given = json.loads(sys.argv[1])
 worked = {}
 
-class Refused(Exception):
+class Barred(Exception):
     pass
 
 def call(x86, arm, *arguments):
@@ -43,13 +43,13 @@ def packed(size, *numbers):
 
 def found(things):
     if not things:
-        raise Refused
+        raise Barred
     return things
 
 def attempt(name, text):
     try:
         worked[name] = repr(eval(text))[:200]
-    except (OSError, ValueError, Refused):
+    except (OSError, ValueError, Barred):
         pass
 
 """

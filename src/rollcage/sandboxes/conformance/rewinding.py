@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from rollcage.errors import SandboxError
-from rollcage.layers import Layer
 from rollcage.sandboxes.base import Rewindable, Sandbox, sh
 from rollcage.sandboxes.conformance import host
 from rollcage.sandboxes.conformance.layering import LAYERS
 from rollcage.sandboxes.conformance.values import Failed, Family, NotApplicable, Subject, expect, same
+from rollcage.sandboxes.layers import Layer
 from rollcage.types import HOME
 
 family = Family("rewind", excusable=True)

@@ -23,36 +23,46 @@ from rollcage.sandboxes.conformance import (
     rewinding,
 )
 from rollcage.sandboxes.conformance.backends import traits_of
-from rollcage.sandboxes.conformance.values import Check, Failed, NotApplicable, Outcome, Subject, Traits, Verdict
+from rollcage.sandboxes.conformance.values import (
+    CheckVerdict,
+    ConformanceCheck,
+    Failed,
+    NotApplicable,
+    Outcome,
+    Subject,
+    Traits,
+)
 
 _FAMILIES = (files, processes, listening, listening_hard, layering, rewinding, lifecycle, limits, isolation, hardening)
 
-CHECKS: tuple[Check, ...] = tuple(check for family in _FAMILIES for check in family.family.checks)
+CHECKS: tuple[ConformanceCheck, ...] = tuple(check for family in _FAMILIES for check in family.family.checks)
 """Everything a backend must hold."""
 
 _GRACE_S = 30
 """So long a check may still clean up after its deadline."""
 
 
-def chosen(only: Sequence[str] = ()) -> tuple[Check, ...]:
+def chosen(only: Sequence[str] = ()) -> tuple[ConformanceCheck, ...]:
     """The checks of these names or families; all of them where none is named."""
     known = {name for check in CHECKS for name in (check.name, check.family)}
     unknown = [name for name in only if name not in known]
     if unknown:
         families = ", ".join(dict.fromkeys(check.family for check in CHECKS))
-        raise UsageError(f"only: no check or family is called {unknown[0]!r}; the families are {families}")
+        raise UsageError(
+            f"no check or family is called {unknown[0]!r}", argument="only", remedy=f"the families are {families}"
+        )
     return tuple(check for check in CHECKS if not only or check.name in only or check.family in only)
 
 
 async def check(
     provider: Provider, *, traits: Traits | None = None, only: Sequence[str] = ()
-) -> AsyncIterator[Verdict]:
+) -> AsyncIterator[CheckVerdict]:
     """Try a backend: one verdict after the other, as they come. `only` are names of checks or families."""
     for one in chosen(only):
         yield await judge(one, provider, traits)
 
 
-async def judge(check: Check, provider: Provider, traits: Traits | None = None) -> Verdict:
+async def judge(check: ConformanceCheck, provider: Provider, traits: Traits | None = None) -> CheckVerdict:
     """Try one check."""
     isolation.plant()
     subject = Subject(provider, traits or traits_of(provider))
@@ -74,10 +84,10 @@ async def judge(check: Check, provider: Provider, traits: Traits | None = None) 
         trial.cancel()
         outcome, detail = "failed", f"it hung: no end {grace:g} s after its deadline of {patience:g} s"
     seconds = time.monotonic() - started
-    return Verdict(name=check.name, holds=check.holds, outcome=outcome, detail=detail, seconds=seconds)
+    return CheckVerdict(name=check.name, holds=check.holds, outcome=outcome, detail=detail, seconds=seconds)
 
 
-async def _tried(check: Check, subject: Subject, scope: anyio.CancelScope) -> tuple[Outcome, str]:
+async def _tried(check: ConformanceCheck, subject: Subject, scope: anyio.CancelScope) -> tuple[Outcome, str]:
     try:
         with scope:
             await check.run(subject)
@@ -88,7 +98,7 @@ async def _tried(check: Check, subject: Subject, scope: anyio.CancelScope) -> tu
     return "passed", ""
 
 
-def _verdict(check: Check, error: Exception) -> tuple[Outcome, str]:
+def _verdict(check: ConformanceCheck, error: Exception) -> tuple[Outcome, str]:
     if isinstance(error, ExceptionGroup):
         # A failure in one task ends the others; it is the one to tell.
         leaves = sorted(_leaves(error), key=lambda leaf: not isinstance(leaf, Failed | NotApplicable))

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rollcage.layers import Layer
 from rollcage.sandboxes.base import Exit, Provider, Sandbox, run
+from rollcage.sandboxes.layers import Layer
 from rollcage.types import SandboxSpec, Value
 
 Outcome = Literal["passed", "failed", "not_applicable"]
@@ -60,7 +60,7 @@ Trial = Callable[[Subject], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Check:
+class ConformanceCheck:
     """One thing that must hold of every backend."""
 
     name: str
@@ -80,7 +80,7 @@ class Check:
         return self.name.partition(".")[0]
 
 
-class Verdict(Value):
+class CheckVerdict(Value):
     """What came of one check."""
 
     name: str
@@ -101,20 +101,20 @@ class Family:
     def __init__(self, name: str, *, excusable: bool = False) -> None:
         """Checks of an excusable family may be not applicable to a backend."""
         self._name, self._excusable = name, excusable
-        self._checks: list[Check] = []
+        self._checks: list[ConformanceCheck] = []
 
     def check(self, holds: str, *, deadline_s: float = 60) -> Callable[[Trial], Trial]:
         """Make a check of a function; its name is the check's."""
 
         def decorate(trial: Trial) -> Trial:
             name = f"{self._name}.{trial.__name__}"
-            self._checks.append(Check(name, holds, trial, deadline_s, self._excusable))
+            self._checks.append(ConformanceCheck(name, holds, trial, deadline_s, self._excusable))
             return trial
 
         return decorate
 
     @property
-    def checks(self) -> tuple[Check, ...]:
+    def checks(self) -> tuple[ConformanceCheck, ...]:
         """All of them, in the order they were written."""
         return tuple(self._checks)
 

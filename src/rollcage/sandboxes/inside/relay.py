@@ -140,10 +140,10 @@ class _Relay:
             at += HEAD.size + length
             stream = self._streams.get(number)
             if stream is not None:
-                self._obey(stream, kind, payload)
+                self._handle(stream, kind, payload)
         self._in = data[at:]
 
-    def _obey(self, stream: _Stream, kind: int, payload: bytes) -> None:
+    def _handle(self, stream: _Stream, kind: int, payload: bytes) -> None:
         if kind == DATA:
             stream.waiting.append(memoryview(payload))
             self._send(stream)

@@ -1,0 +1,5 @@
+"""OpenCode: how it is installed, configured, started and read."""
+
+from rollcage.agents.opencode.agent import OpenCode
+
+__all__ = ["OpenCode"]

@@ -1,0 +1,140 @@
+"""OpenCode: how it is installed, configured, started and read. No egress but to its model.
+
+Two drivers: `run` is one process for one prompt that prints its events; `serve` is OpenCode's own server, driven over
+HTTP, with a live transcript and an abort that stops generation at once (docs/agents.md).
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import anyio
+from anyio.abc import TaskStatus
+
+from rollcage.agents.base import AgentContext, AgentExit, Emit
+from rollcage.agents.opencode.config import BINARY, PROVIDER, config_of, environment_of, permissions_of
+from rollcage.agents.opencode.listener import MAX_EVENTS
+from rollcage.agents.opencode.package import cpu_flags, layer_of, package_for
+from rollcage.agents.opencode.printed import Printed
+from rollcage.agents.opencode.purpose import origin
+from rollcage.agents.opencode.run import run
+from rollcage.agents.opencode.serve import Server, ServeSession
+from rollcage.agents.opencode.transcript import messages_of
+from rollcage.errors import UsageError
+from rollcage.events import AgentStarted
+from rollcage.sandboxes.base import Sandbox
+from rollcage.sandboxes.layers import Layer
+from rollcage.types import HOME, AgentSpec, JsonObject
+
+DRIVERS = ("run", "serve")
+DRIVER = "run"
+"""The one that is used where nobody says (bench/drivers.py has the numbers)."""
+
+
+class OpenCode:
+    """The agent `opencode`."""
+
+    name = "opencode"
+    own_paths: Sequence[str] = tuple(
+        f"{HOME}/{path}"
+        for path in (
+            ".rollcage/bin",
+            ".rollcage/opencode.json",
+            ".config/opencode",
+            ".cache/opencode",
+            ".local/share/opencode",
+            ".local/state/opencode",
+        )
+    )
+    origin = staticmethod(origin)
+
+    def __init__(self, downloads: Path, registry: str = "") -> None:
+        """`downloads`: where the fetched package is kept; `registry`: where it comes from on machines without npm."""
+        self._downloads, self._registry = downloads, registry
+        self._warm: dict[str, Server] = {}
+        self._printed: WeakKeyDictionary[Sandbox, Printed] = WeakKeyDictionary()
+        self._package = package_for(platform.machine(), cpu_flags())
+
+    @property
+    def version(self) -> str:
+        """The exact version that is run."""
+        return self._package.version
+
+    def check(self, spec: AgentSpec) -> None:
+        """Drivers and tools it does not have, or tools it cannot offer one without the other."""
+        if spec.driver not in ("", *DRIVERS):
+            raise UsageError(f"no {spec.driver!r}: OpenCode has {' and '.join(DRIVERS)}", argument="driver")
+        permissions_of(spec)
+
+    def layers(self) -> Sequence[Layer]:
+        """One layer: the binary, ripgrep (its search tools need it), and a seeded configuration."""
+        return [layer_of(self._package, self._downloads, self._registry)]
+
+    async def solve(
+        self, box: Sandbox, instruction: str, context: AgentContext, spec: AgentSpec, *, workdir: str, emit: Emit
+    ) -> AgentExit:
+        """Work on the instruction with the driver that was asked for; a warm server is used where there is one."""
+        await emit(AgentStarted(agent=self.name, version=self.version))
+        config = config_of(spec, context.model, context.tools_url)
+        async with self._warmth(box, spec) as warm:
+            if warm is None and (spec.driver or DRIVER) == "run":
+                self._printed[box] = printed = Printed()
+                env = environment_of(config) | spec.env
+                return await run(box, instruction, env, workdir=workdir, emit=emit, printed=printed)
+            prompt = {
+                "model": {"providerID": PROVIDER, "modelID": context.model.model},
+                "agent": "build",
+                "parts": [{"type": "text", "text": instruction}],
+            }
+            async with AsyncExitStack() as stack:
+                server = warm
+                if server is None:
+                    cold = Server.start(box, BINARY, environment_of() | spec.env)
+                    server = await stack.enter_async_context(cold)
+                self._printed[box] = server.printed
+                if server.code is not None:
+                    error = server.printed.complaint or "its server did not start"
+                    return AgentExit(code=server.code or 1, error=error)
+                return await ServeSession(server, workdir, emit, limit=MAX_EVENTS).solve(config, prompt)
+
+    async def warm(self, box: Sandbox, *, task_status: TaskStatus[Server]) -> None:
+        """Start a server in a box for whatever `solve` comes next there; returns when it is used up, or dead.
+
+        It knows neither the task nor the model nor the configuration yet.
+        """
+        async with Server.start(box, BINARY, environment_of()) as server:
+            self._warm[box.id] = server
+            try:
+                task_status.started(server)
+                await server.used_up()
+            finally:
+                self._warm.pop(box.id, None)
+
+    @asynccontextmanager
+    async def _warmth(self, box: Sandbox, spec: AgentSpec) -> AsyncIterator[Server | None]:
+        """The warm server of a box, where there is one that fits; it is dead at the end of the block at the latest."""
+        server = self._warm.pop(box.id, None)
+        if server is None:
+            yield None
+            return
+        try:
+            fits = server.alive and not spec.env and spec.driver != "run"
+            if not fits:
+                await server.stop()
+            yield server if fits else None
+        finally:
+            with anyio.CancelScope(shield=True):
+                await server.stop()
+
+    async def log_tail(self, box: Sandbox) -> str:
+        """The end of its log, as it was printed: the file it keeps lacks its last lines when it ends quickly."""
+        printed = self._printed.pop(box, None)
+        return "" if printed is None else printed.text
+
+    def transcript(self, raw: Iterable[JsonObject], instruction: str) -> list[JsonObject]:
+        """Its transcript, as its own server has it: `[{info, parts}]`."""
+        return messages_of(raw, instruction)

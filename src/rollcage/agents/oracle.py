@@ -1,0 +1,134 @@
+"""An agent that knows the answer: it does what the task's reference solution says, and asks no model.
+
+A solution is a patch, a script, or the turns of the scripted model: of those it runs the commands and makes the edits
+that the turns ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import PurePosixPath
+
+from rollcage.agent_events import AgentOutput
+from rollcage.agents.base import AgentContext, AgentExit, Emit
+from rollcage.agents.nop import Nop
+from rollcage.errors import FileMissing, UsageError
+from rollcage.events import AgentEmitted, AgentStarted
+from rollcage.sandboxes.base import Exit, Sandbox, run, sh
+from rollcage.types import AgentSpec, JsonObject, Task
+
+STEP_S = 600.0
+"""How long one step may take; the agent's own time ends it sooner."""
+_APPLY = """
+if command -v git >/dev/null; then exec git apply --whitespace=nowarn -; fi
+exec patch --strip=1 --forward --batch
+"""
+
+
+class Oracle(Nop):
+    """The agent `oracle`: plays the reference solution of the task it is bound to."""
+
+    name = "oracle"
+
+    def __init__(self, task: Task | None = None) -> None:
+        """`task`: whose solution; `bound_to` gives it."""
+        self._task = task
+
+    def bound_to(self, task: Task) -> Oracle:
+        """One that knows this task's solution."""
+        if not has_solution(task):
+            raise UsageError(
+                "oracle plays the task's reference solution, and it has none",
+                argument="agent",
+                remedy="give the task `solution`, `solution_script` or `solution_patch`",
+            )
+        return Oracle(task)
+
+    async def solve(
+        self, box: Sandbox, instruction: str, context: AgentContext, spec: AgentSpec, *, workdir: str, emit: Emit
+    ) -> AgentExit:
+        """Apply the patch, run the script, or do what the scripted turns ask for, one after the other."""
+        await emit(AgentStarted(agent=self.name, version=self.version))
+        if self._task is None:
+            raise UsageError("oracle is bound to no task")
+        for step in steps(self._task):
+            ended = await step(box, workdir)
+            said = ended.stdout.text + ended.stderr.text if ended else ""
+            if said:
+                await emit(AgentEmitted(event=AgentOutput(stream="stdout", text=said)))
+            if ended and ended.code and (self._task.solution_patch or self._task.solution_script):
+                line = ended.stderr.text.strip().splitlines()[-1:] or [""]
+                return AgentExit(code=ended.code, error=f"the reference solution failed: {line[0]}")
+        return AgentExit(code=0, error=None)
+
+
+Step = Callable[[Sandbox, str], Awaitable[Exit | None]]
+"""Does one thing in the box, given the workdir; what it printed, where it was a command."""
+
+
+def has_solution(task: Task) -> bool:
+    """Whether the task brings a reference solution."""
+    return bool(task.solution_patch or task.solution_script or any(turn.tool_calls for turn in task.solution))
+
+
+def steps(task: Task) -> list[Step]:
+    """What the task's solution does, in order; a script takes the place of the scripted turns."""
+    found: list[Step] = []
+    if task.solution_patch:
+        found.append(_patching(task.solution_patch))
+    if task.solution_script:
+        return [*found, _command(task.solution_script)]
+    if found:
+        return found
+    calls = [call for turn in task.solution for call in turn.tool_calls]
+    return [step for call in calls if (step := _step(call.name, call.arguments))]
+
+
+def _step(tool: str, arguments: JsonObject) -> Step | None:
+    """What a tool call changes; None for one that only looks."""
+    path = str(arguments.get("filePath", ""))
+    if tool == "bash":
+        return _command(str(arguments.get("command", "")))
+    if tool == "write":
+        return _writing(path, str(arguments.get("content", "")))
+    if tool == "edit":
+        return _editing(path, str(arguments.get("oldString", "")), str(arguments.get("newString", "")))
+    return None
+
+
+def _command(text: str) -> Step:
+    async def step(box: Sandbox, workdir: str) -> Exit:
+        return await sh(box, text, cwd=workdir, timeout_s=STEP_S)
+
+    return step
+
+
+def _patching(patch: str) -> Step:
+    async def step(box: Sandbox, workdir: str) -> Exit:
+        command = ["bash", "--noprofile", "--norc", "-c", _APPLY]
+        return await run(box, command, stdin=patch.encode(), cwd=workdir, timeout_s=STEP_S)
+
+    return step
+
+
+def _writing(path: str, text: str) -> Step:
+    async def step(box: Sandbox, workdir: str) -> None:
+        await box.write(_place(path, workdir), text.encode())
+
+    return step
+
+
+def _editing(path: str, old: str, new: str) -> Step:
+    async def step(box: Sandbox, workdir: str) -> None:
+        place = _place(path, workdir)
+        try:
+            text = (await box.read(place, limit=16 << 20)).decode()
+        except FileMissing:
+            text = ""
+        await box.write(place, text.replace(old, new, 1).encode() if old else new.encode())
+
+    return step
+
+
+def _place(path: str, workdir: str) -> str:
+    return str(PurePosixPath(workdir, path))

@@ -1,0 +1,140 @@
+"""The Python face: one rollout is one call (`run`, `arun`), many share a runner (`open_runner`)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from rollcage.errors import UsageError
+from rollcage.events import Rollout
+from rollcage.jobs import job_of, opened_model, with_arguments
+from rollcage.schema.arguments import RolloutArguments
+from rollcage.schema.request import RolloutRequest
+from rollcage.settings import Settings
+from rollcage.tasks import TaskFile
+from rollcage.tasks import load as load_task
+from rollcage.types import Task
+from rollcage.wiring import opened_runner
+
+if TYPE_CHECKING:
+    from rollcage.runner import Runner
+    from rollcage.store import Store
+
+Work = str | Task | TaskFile | Path
+"""What to do: an instruction, a task, or the path of a task file."""
+
+
+def run(
+    task: Work,
+    *,
+    settings: Settings | None = None,
+    **arguments: Unpack[RolloutArguments],
+) -> Rollout:
+    """Run one rollout to its end; `arun` says what the arguments are. Works in a notebook, too."""
+    import anyio
+    from anyio.from_thread import start_blocking_portal
+
+    async def work() -> Rollout:
+        return await arun(task, settings=settings, **arguments)
+
+    options = {"use_uvloop": True}
+    if not _in_a_loop():
+        return anyio.run(work, backend_options=options)
+    # This thread's loop belongs to somebody else (a notebook); ours gets a thread of its own.
+    with start_blocking_portal(backend_options=options) as portal:
+        return portal.call(work)
+
+
+async def arun(
+    task: Work,
+    *,
+    runner: Runner | None = None,
+    settings: Settings | None = None,
+    **arguments: Unpack[RolloutArguments],
+) -> Rollout:
+    """Run one rollout to its end and give it back, whatever its outcome; UsageError where it makes no sense.
+
+    `task`: an instruction, a `Task`, what `load` gave, or the path of a task file (a text that is one word and ends in
+    `.toml` or `.json` is one).
+    `runner`: one that `open_runner` gave, where many rollouts share it; else this opens one on your log.
+    `settings`: instead of what the environment says.
+    `arguments`: those of `RolloutRequest`, by the names they have over HTTP and on the command line; they win over what
+    the task says, and setup and verify commands come after the task's own.
+    """
+    settings = settings or Settings.from_environ()
+    if arguments.get("idempotency_key"):
+        raise UsageError("only a server knows which starts were made before", argument="idempotency_key")
+    file = _read(task)
+    request = RolloutRequest.parsed({"instruction": file.task.instruction, **arguments})
+    given = {name: getattr(request, name) for name in arguments if name in request.model_fields_set}
+    asked = with_arguments(file, given)
+    shared = nullcontext(runner) if runner else open_runner(settings=settings)
+    # The endpoint comes first: where it makes no sense, nothing has been started or written.
+    async with opened_model(asked, settings) as model, shared as running:
+        return await running.wait(await running.start(job_of(asked, model)))
+
+
+@asynccontextmanager
+async def open_runner(
+    *, settings: Settings | None = None, store: Store | None = None, at_once: int = 8, warm: int = 0
+) -> AsyncIterator[Runner]:
+    """A runner for many rollouts, with everything they need. At the end of the block it stops what still runs.
+
+    `store`: the log to write to; else yours, which `rollcage ls` shows. `at_once`: how many run at a time, the others
+    wait. `warm`: so many boxes are kept open ahead, with the agent started in them.
+    """
+    from rollcage.store import Store
+
+    settings = settings or Settings.from_environ()
+    with _ungrouped():
+        async with AsyncExitStack() as stack:
+            if store is None:
+                store = await stack.enter_async_context(Store.open(settings.log_path))
+            yield await stack.enter_async_context(opened_runner(settings, store, warm=warm, at_once=at_once))
+
+
+def load(path: str | Path) -> Any:
+    """A file, by the ending of its name: a task (`.toml`, `.json`, a folder) as a `TaskFile`; what `rollcage export`
+    wrote (`.parquet`, `.jsonl`) as a list, of `Sequence`s where it holds sequences.
+    """
+    if Path(path).suffix not in (".parquet", ".jsonl"):
+        return load_task(path)
+    from rollcage.trajectory import export
+
+    return export.load(path)
+
+
+def _read(task: Work) -> TaskFile:
+    if isinstance(task, TaskFile):
+        return task
+    if isinstance(task, Task):
+        return TaskFile(path=Path(), task=task)
+    if isinstance(task, Path) or (task.endswith((".toml", ".json")) and len(task.split()) == 1):
+        return load_task(task)
+    return TaskFile(path=Path(), task=Task(instruction=task))
+
+
+def _in_a_loop() -> bool:
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+@contextmanager
+def _ungrouped() -> Iterator[None]:
+    """The one error of a group is raised as itself: callers catch `UsageError`, not a group with one in it."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        if error is group:
+            raise
+        raise error from error.__cause__

@@ -1,0 +1,89 @@
+"""Prepares the agent before its first rollout, and shows how it goes: `setup`, `demo` and `run`. Makes the base system,
+where that is asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+import anyio
+
+from rollcage.cli.text import seconds_of
+from rollcage.sandboxes.layers import Layer
+from rollcage.settings import Settings
+from rollcage.wiring import agent, provider
+
+_TERMINAL_S, _PLAIN_S = 0.2, 2.0
+"""How often progress is told: a line that is written over, and lines of their own."""
+
+
+def missing_layers(settings: Settings) -> Sequence[Layer]:
+    """What is not prepared yet on this machine."""
+    layers = provider(settings).layers
+    return [layer for layer in agent(settings).layers() if not layers.has(layer)]
+
+
+async def prepare(settings: Settings) -> Sequence[Layer]:
+    """Fetch and build what is missing, once, and tell about it on stderr; what was built."""
+    missing, layers = missing_layers(settings), provider(settings).layers
+    for layer in missing:
+        started = anyio.current_time()
+        _say(f"preparing {layer.name} (once)")
+        async with _progress(settings.cache_dir, sys.stderr):
+            await layers.ensure(layer)
+        _say(f"{layer.name} is ready ({seconds_of(anyio.current_time() - started)})")
+    return missing
+
+
+async def prepare_base(settings: Settings) -> bool:
+    """Make the base system, and tell about it on stderr; whether there was anything to do."""
+    from rollcage.sandboxes.images.base import ensure_base
+
+    started = anyio.current_time()
+    async with provider(settings) as boxes:
+        built = await ensure_base(boxes, _say)
+    took = seconds_of(anyio.current_time() - started)
+    _say(f"the base system is {'ready' if built.new else 'there already'} ({took}): {built.image.source}")
+    return built.new
+
+
+def _say(words: str) -> None:
+    print(f"setup: {words}", file=sys.stderr, flush=True)
+
+
+@asynccontextmanager
+async def _progress(folder: Path, file: TextIO) -> AsyncIterator[None]:
+    """Tell how much has been downloaded while the block lasts: on a terminal one line, elsewhere plain lines."""
+    rewrite = file.isatty()
+
+    async def tell() -> None:
+        there = await anyio.to_thread.run_sync(lambda: frozenset(folder.rglob("*")))
+        told = 0
+        while True:
+            await anyio.sleep(_TERMINAL_S if rewrite else _PLAIN_S)
+            size = await anyio.to_thread.run_sync(_largest, folder, there)
+            if size > max(told, 100_000):
+                told = size
+                line = f"setup: {size / 1e6:.1f} MB fetched"
+                print(f"\r{line}" if rewrite else line, end="" if rewrite else "\n", file=file, flush=True)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tell)
+        try:
+            yield
+        finally:
+            tasks.cancel_scope.cancel()
+            if rewrite:
+                print("\r\033[K", end="", file=file, flush=True)
+
+
+def _largest(folder: Path, but: frozenset[Path]) -> int:
+    """The size of the largest file that was not there before: npm keeps what it fetches twice."""
+    largest = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # drafts come and go
+            largest = max(largest, path.lstat().st_size if path not in but else 0)
+    return largest

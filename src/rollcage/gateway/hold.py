@@ -1,0 +1,130 @@
+"""Keeps back the end of a chat stream: from the first event on that an agent could act on.
+
+Agents run a tool as soon as its arguments are whole JSON, and do not wait for `[DONE]`. Until then every event leaves
+as it came; only half an event waits for its other half.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from rollcage.gateway.shapes import CallPiece, chunk_of
+from rollcage.sse import EventReader
+
+DONE = b"[DONE]"
+
+_GAP = re.compile(rb"\r?\n\r?\n|\r\r")
+_LONGEST_GAP = 4
+
+
+class ActionWatch:
+    """Follows the tool calls of a stream, to tell the chunk with which an agent could begin to act."""
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[int, int], list[str]] = {}
+
+    def harmless(self, data: bytes) -> bool:
+        """Whether no event among these can be one to keep back: what nearly all are, told without parsing."""
+        return b'"tool_calls"' not in data and DONE not in data and not self._calls
+
+    def acts(self, data: bytes) -> bool:
+        """Whether an agent that has seen this event may act: a tool call is whole, or the stream is."""
+        if self.harmless(data):
+            return False
+        if data.strip() == DONE:
+            return True
+        chunk = chunk_of(data)
+        for choice in (chunk.choices if chunk else None) or ():
+            piece = choice.delta or choice.message
+            calls = (piece.tool_calls if piece else None) or ()
+            whole = [self._whole(choice.index or 0, call) for call in calls]
+            if any(whole) or (choice.finish_reason and self._calls):
+                return True
+        return False
+
+    def _whole(self, choice: int, call: CallPiece) -> bool:
+        place = (choice, call.index or 0)
+        if place not in self._calls and self._calls:
+            return True  # with the next call, the one before it is over
+        pieces = self._calls.setdefault(place, [])
+        added = (call.function.arguments if call.function else None) or ""
+        pieces.append(added)
+        if not pieces[0].lstrip().startswith("{"):
+            pieces[:] = ["".join(pieces)]
+            return bool(pieces[0].strip()) and not pieces[0].lstrip().startswith("{")
+        return added.rstrip().endswith("}") and _is_json("".join(pieces))
+
+
+class HeldEnd:
+    """A stream that is passed on byte by byte, up to the event from which on it is kept back."""
+
+    def __init__(self) -> None:
+        self._watch = ActionWatch()
+        self._half: list[bytes] = []
+        """An event that has not ended."""
+        self._held: list[bytes] = []
+        self._events: EventReader | None = None
+        self.done = False
+        """Whether `[DONE]` has come."""
+
+    @property
+    def holding(self) -> bool:
+        """Whether the rest is kept back."""
+        return self._events is not None
+
+    def feed(self, data: bytes) -> bytes:
+        """What may leave with this portion."""
+        if self._events is not None:
+            self._keep(data)
+            return b""
+        if not self._half and data.endswith(b"\n\n") and self._watch.harmless(data):
+            return data
+        tail = self._half[-1][-_LONGEST_GAP + 1 :] if self._half else b""
+        if _GAP.search(tail + data) is None:
+            self._half.append(data)
+            self._notice_bare_done()
+            return b""
+        data, self._half = b"".join((*self._half, data)), []
+        passed = at = 0
+        for gap in _GAP.finditer(data):
+            event = data[at : gap.end()]
+            if any(self._watch.acts(each.data) for each in EventReader().feed(event)):
+                self._begin(data[at:])
+                return data[:passed]
+            passed = at = gap.end()
+        if at < len(data):
+            self._half = [data[at:]]
+            self._notice_bare_done()
+        return data[:passed]
+
+    def end(self) -> bytes:
+        """What was kept back."""
+        held, self._held, self._half = b"".join((*self._held, *self._half)), [], []
+        return held
+
+    def _notice_bare_done(self) -> None:
+        """Some servers leave out the blank line after the last event."""
+        if sum(map(len, self._half)) < 32 and b"".join(self._half).strip() in (b"data: " + DONE, b"data:" + DONE):
+            half, self._half = b"".join(self._half), []
+            self._begin(half)
+            self.done = True
+
+    def _begin(self, data: bytes) -> None:
+        self._events = EventReader()
+        self._keep(data)
+
+    def _keep(self, data: bytes) -> None:
+        self._held.append(data)
+        if self._events is not None:
+            for event in self._events.feed(data):
+                self.done = self.done or event.data.strip() == DONE
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return False
+    return True

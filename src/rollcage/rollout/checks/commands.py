@@ -1,0 +1,134 @@
+"""Checks by commands: one whose output is compared here, and frameworks whose own report is read: go, cargo, JUnit."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from xml.etree import ElementTree
+
+from rollcage.rollout.checks.inside import command_run, reporting
+from rollcage.rollout.checks.plan import CheckPlan
+from rollcage.rollout.checks.report import PASSED, CheckReport
+from rollcage.sandboxes.base import Exit, Sandbox, run
+from rollcage.sandboxes.bundle import bundle
+from rollcage.tasks.expected import Expected, tests_below
+from rollcage.types import TESTS_DIR, Check, JsonObject, Task
+
+OUTPUT_LIMIT = 4 << 20
+
+
+async def run_command(
+    each: Expected, side: Sandbox, workdir: str, seconds: float, env: Mapping[str, str]
+) -> tuple[CheckReport, Exit]:
+    """Run one command as the judged; its exit code and its output are compared here."""
+    check, test = each.check, each.ids[0]
+    ended = await run(
+        side,
+        ["bash", "--noprofile", "--norc", "-c", check.command],
+        stdin=check.stdin.encode(),
+        env=env,
+        cwd=workdir,
+        inherit_image_env=False,
+        timeout_s=seconds,
+        limit=OUTPUT_LIMIT,
+    )
+    report = CheckReport(begun=True)
+    if ended.timed_out:
+        report.add(test, "failed", "it ran out of time")
+    elif ended.code != check.exit_code:
+        report.add(test, "failed", f"exit code {ended.code}, not {check.exit_code}")
+    elif check.stdout is not None and (
+        ended.stdout.truncated or ended.stdout.data.rstrip() != check.stdout.encode().rstrip()
+    ):
+        report.add(test, "failed", f"it printed {ended.stdout.text[-200:]!r}")
+    else:
+        report.add(test, PASSED)
+    return report, ended
+
+
+def plan(check: Check, task: Task, seconds: float) -> CheckPlan:
+    """How to run go, cargo or a command that writes a JUnit report: in a copy of the workdir, with the tests in it."""
+    tests = tests_below(task.tests)
+    order: JsonObject = {"tests_dir": TESTS_DIR, "tests": tests}
+    if check.kind == "go":
+        words = [check.interpreter or "go", "test", "-json", "-count=1", _go_package(check)]
+        order |= {"overlay": tests, "argv": words}
+        read = read_go
+    elif check.kind == "cargo":
+        words = [check.interpreter or "cargo", "test", "--offline", "--no-fail-fast"]
+        order |= {"overlay": tests, "argv": [*words, *(["--test", check.path] if check.path else [])]}
+        read = read_cargo
+    else:
+        order |= {"argv": ["bash", "--noprofile", "--norc", "-c", check.command], "report": check.report}
+        read = read_junit
+    text = bundle(command_run, reporting)
+    return CheckPlan(["python3", "-I", "-c", text], order, cwd=task.workdir, scratch=True, read=read)
+
+
+def _go_package(check: Check) -> str:
+    return f"./{check.path.removeprefix('./')}" if check.path else "./..."
+
+
+def read_go(report: CheckReport) -> None:
+    """Tests out of `go test -json`: of packages that ended, each with its last action."""
+    actions: dict[str, str] = {}
+    ended: dict[str, str] = {}
+    for line in report.output.splitlines():
+        try:
+            said = json.loads(line)
+            action, package = str(said["Action"]), str(said["Package"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+        if action in ("pass", "fail", "skip"):
+            if "Test" in said:
+                actions[f"{package}::{said['Test']}"] = action
+            else:
+                ended[package] = action
+    for test, action in actions.items():
+        # A package that fails though its tests passed was ended from inside, or broke between them.
+        if test.partition("::")[0] in ended:
+            report.add(test, PASSED if action == "pass" else "skipped" if action == "skip" else "failed")
+
+
+_TARGET = re.compile(r"\s*Running (?:unittests )?(\S+) \(.*\)|\s*Doc-tests (\S+)")
+_TEST = re.compile(r"test (.+?) \.\.\. (ok|FAILED|ignored)")
+_RESULT = re.compile(r"test result: (?:ok|FAILED)\. (\d+) passed; (\d+) failed; (\d+) ignored")
+
+
+def read_cargo(report: CheckReport) -> None:
+    """Tests out of what `cargo test` prints: of targets whose result agrees with the lines before it."""
+    target = ""
+    found: list[tuple[str, str]] = []
+    for line in report.output.splitlines():
+        if begins := _TARGET.fullmatch(line):
+            target, found = begins[1] or begins[2], []
+        elif test := _TEST.match(line):
+            found.append((test[1], test[2]))
+        elif result := _RESULT.match(line):
+            counts = [sum(how == word for _, how in found) for word in ("ok", "FAILED", "ignored")]
+            if counts == [int(result[number]) for number in (1, 2, 3)]:
+                for name, how in found:
+                    report.add(f"{target}::{name}", {"ok": PASSED, "ignored": "skipped"}.get(how, "failed"))
+            found = []
+
+
+def read_junit(report: CheckReport) -> None:
+    """Tests out of a JUnit report."""
+    if not report.document:
+        report.incomplete = "the command wrote no report"
+        return
+    if "<!DOCTYPE" in report.document or "<!ENTITY" in report.document:
+        report.incomplete = "its report declares entities"
+        return
+    try:
+        tree = ElementTree.fromstring(report.document)  # noqa: S314 - no declarations, bounded
+    except ElementTree.ParseError as error:
+        report.incomplete = f"its report is no XML: {error}"
+        return
+    for case in tree.iter("testcase"):
+        name, owner = case.get("name", ""), case.get("classname", "")
+        bad = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
+        outcome = PASSED if bad is None else "skipped" if bad.tag == "skipped" else "failed"
+        why = "" if bad is None else bad.get("message", "")[:300]
+        report.add(f"{owner}::{name}" if owner else name, outcome, why)

@@ -1,0 +1,68 @@
+"""In a box, in the judge: runs a Python test framework with the agent's modules in a worker of the judged."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rollcage.rollout.checks.inside.judge_worker import NotCarried, WorkerProcess
+from rollcage.rollout.checks.inside.proxies import Finder, Proxy
+from rollcage.rollout.checks.inside.pytest_run import run as run_pytest
+from rollcage.rollout.checks.inside.reporting import begin
+from rollcage.rollout.checks.inside.unittest_run import run as run_unittest
+
+_STARTING = frozenset({"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.startfile", "pty.spawn"})
+
+
+def keep_out(folders: Sequence[str]) -> None:
+    """Nothing from these folders is run in this process or by it: a careless test is told so, and fails."""
+    inside = tuple(f"{folder}/" for folder in folders)
+
+    def hook(event: str, values: tuple[Any, ...]) -> None:
+        if event == "subprocess.Popen":
+            words = values[1] if isinstance(values[1], list | tuple) else [values[0]]
+            if not words or os.path.basename(os.fsdecode(words[0])) != "untrusted":
+                raise NotCarried("start programs by `untrusted.run`: here they would run beside the judge")
+        elif event in _STARTING:
+            raise NotCarried("start programs by `untrusted.run`: here they would run beside the judge")
+        elif event == "exec" and str(getattr(values[0], "co_filename", "")).startswith(inside):
+            raise NotCarried("code of the workdir is not run in the judge; import it as a module")
+        elif event in ("import", "ctypes.dlopen") and any(str(value).startswith(inside) for value in values[:2]):
+            raise NotCarried("a library of the workdir is not loaded in the judge")
+
+    sys.addaudithook(hook)
+
+
+def main() -> None:
+    """Run the tests of the order."""
+    leave = os._exit
+    order, tell = begin()
+    launcher = shutil.which("untrusted")
+    if launcher is None:
+        tell(missing="untrusted")
+        leave(3)
+    if order["kind"] == "pytest":
+        try:
+            import pytest  # noqa: F401
+        except ImportError:
+            tell(missing="pytest")
+            leave(3)
+    outside = [order["workdir"], *order["keep"]]
+    sys.path[:] = [folder for folder in sys.path if not f"{folder}/".startswith(tuple(f"{each}/" for each in outside))]
+    sys.path.append(os.path.dirname(str(launcher)))
+    command = [str(launcher), "--timeout", str(order["seconds"]), "--", *order["worker"]]
+    worker = WorkerProcess(command, order["workdir"], lambda *told: Proxy(worker, *told))
+    keep_out(outside)
+    sys.meta_path.insert(0, Finder(worker, outside, order["tests_dir"]))
+    run = run_pytest if order["kind"] == "pytest" else run_unittest
+    code = run(order["tests_dir"], order["path"], (), tell)
+    worker.stop("")
+    tell(end=code)
+    leave(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""The judge of a rollout: runs the task's verifier apart from the code it judges, and takes down its verdict."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from rollcage.errors import FileMissing, SandboxError, SandboxLost, ScoringError, VerifierHung
+from rollcage.events import Event, Suspicion
+from rollcage.rollout.checks import Sides, run_checks
+from rollcage.rollout.reward import believed, reward_of, with_checks, writes_parts, writes_reward
+from rollcage.rollout.setup import run_commands
+from rollcage.rollout.verify_env import environment_from
+from rollcage.sandboxes.base import PATH, Judged, Sandbox, Separable, Separation, run
+from rollcage.types import LOGS_DIR, TESTS_DIR, CommandResult, Job, Reward, Stage, Task, resolve_box_path
+
+Log = Callable[[Event], Awaitable[object]]
+
+REWARD_DIR = f"{LOGS_DIR}/verifier"
+REWARD_FILE = f"{REWARD_DIR}/reward.txt"
+REWARD_PARTS = f"{REWARD_DIR}/reward.json"
+_MOST_REWARD = 64 << 10
+_SIGNALS = range(129, 193)
+"""Exit codes that tell of death by a signal."""
+
+ENVIRONMENT = {
+    "REWARD_FILE": REWARD_FILE,
+    "TESTS_DIR": TESTS_DIR,
+    # A repository in the workdir is the agent's: its hooks and its file monitor are programs of the agent's.
+    "GIT_CONFIG_COUNT": "2",
+    "GIT_CONFIG_KEY_0": "core.fsmonitor",
+    "GIT_CONFIG_VALUE_0": "false",
+    "GIT_CONFIG_KEY_1": "core.hooksPath",
+    "GIT_CONFIG_VALUE_1": "/dev/null",
+    # An .npmrc in the workdir could name another shell for npm's scripts, and options that load code into node.
+    "npm_config_script_shell": "/bin/sh",
+    "npm_config_node_options": " ",
+}
+"""What verify commands get beside the plain environment of every command."""
+WITHHELD = ("REWARD_FILE", "TESTS_DIR", "GIT_CONFIG_*", "npm_config_*")
+"""What they do not hand on to the code that they launch."""
+
+
+async def judge(job: Job, box: Sandbox, log: Log, deadline: float) -> Reward | None:
+    """Stage the tests, run the verifier, and read its verdict; None where the task has no verifier."""
+    task = job.task
+    for path, text in task.tests.items():
+        await box.write(resolve_box_path(path, TESTS_DIR), text.encode())
+    commands = list(task.verify)
+    if task.test_script:
+        await box.write(f"{TESTS_DIR}/test.sh", task.test_script.encode(), mode=0o755)
+        commands.append(f"bash {TESTS_DIR}/test.sh")
+    if not commands and not task.checks:
+        return None
+    given, lost = await environment_from(box, (task.workdir, *task.keep))
+    if lost:
+        what = "the image sets it to what lies in the agent's work; verify commands do not get it, or not all of it"
+        await log(Suspicion(code="environment_variable", what=what, paths=lost))
+    judged = None
+    try:
+        async with divided(task, box, log) as judged:
+            env = {**given, **ENVIRONMENT, **(_tools(judged, given) if judged else {})}
+            checked = None
+            if judged and task.checks:
+                sides = Sides(box, judged, env, given)
+                checked = await run_checks(task, sides, log, seconds=deadline - time.monotonic())
+            results = await _run(job, box, log, commands, env, deadline)
+            reward = await _verdict(task, box, log, results)
+    except ScoringError as error:
+        # Where the verifier saw the agent's work, or what it does, that may have brought this about, to spare a zero.
+        alone = task.isolate and not task.checks and not (judged and judged.launched)
+        error.blame = error.blame or ("task" if alone else "agent")
+        raise
+    if reward:
+        reward = reward.model_copy(update={"trust": "isolated" if task.isolate else "shared"})
+    return with_checks(reward, checked.parts, checked.trust, commands=len(results)) if checked else reward
+
+
+@asynccontextmanager
+async def divided(task: Task, box: Sandbox, log: Log) -> AsyncIterator[Judged | None]:
+    """Keep the judged apart in a box; None where that cannot be done and the task does not rely on it."""
+    shared = (task.workdir, *task.keep)
+    separation = Separation(
+        shared,
+        sealed=(TESTS_DIR,) if task.seal_tests else (),
+        hidden=(REWARD_DIR,),
+        covered=shared if task.isolate else (),
+        needs_launcher=launches(task),
+        withheld=WITHHELD,
+    )
+    async with AsyncExitStack() as stack:
+        cause: SandboxError | None = None
+        if isinstance(box, Separable):
+            try:
+                judged = await stack.enter_async_context(box.separate(separation))
+            except SandboxLost:
+                raise
+            except SandboxError as error:
+                cause = error
+            else:
+                yield judged
+                return
+        what = "this sandbox cannot keep code under test apart from its verifier"
+        if relies_on_separation(task):
+            remedy = "use a sandbox that can: `rollcage doctor` tells"
+            why = f" ({cause})" if cause else ""
+            raise SandboxError(f"{what}{why}, and the task relies on that", remedy=remedy) from cause
+        await log(Suspicion(code="not_separated", what=f"{what}, nor seal the tests"))
+        yield None
+
+
+def relies_on_separation(task: Task) -> bool:
+    """Whether the task may be judged only where judge and judged are kept apart."""
+    return task.isolate or bool(task.checks) or launches(task)
+
+
+def launches(task: Task) -> bool:
+    """Whether the verifier speaks of `untrusted`: where there is none it is refused, not told so by a shell."""
+    texts = (*task.verify, task.test_script, *task.tests.values())
+    return any(re.search(r"\buntrusted\b", text) for text in texts)
+
+
+def _tools(judged: Judged, given: Mapping[str, str]) -> dict[str, str]:
+    modules = ":".join(filter(None, (given.get("PYTHONPATH", ""), judged.tools)))
+    return {"PATH": f"{judged.tools}:{given.get('PATH', PATH)}", "PYTHONPATH": modules}
+
+
+class _Left(NamedTuple):
+    """What lies where a reward belongs."""
+
+    plain: bool
+    """A file that could be written again: a verifier leaves no other kind."""
+    text: bytes
+
+
+async def _run(
+    job: Job, box: Sandbox, log: Log, commands: list[str], env: Mapping[str, str], deadline: float
+) -> list[CommandResult]:
+    results: list[CommandResult] = []
+    vouched: dict[str, bytes] = {}
+
+    async def noted(event: Event) -> None:
+        await log(event)
+        if event.kind != "command_ended":
+            return
+        results.append(event.result)
+        if event.result.exit_code in _SIGNALS:
+            await _take_back(box, vouched)
+        elif len(results) < len(commands):
+            vouched.update(await _written(box))
+
+    hung = await run_commands(
+        box,
+        job,
+        commands,
+        stage=Stage.VERIFY,
+        log=noted,
+        seconds=deadline - time.monotonic(),
+        # Compiled modules that the agent left in the workdir are not read, nor those that an earlier command made.
+        env=lambda: {**env, "PYTHONPYCACHEPREFIX": f"/tmp/pycache-{secrets.token_hex(8)}"},  # noqa: S108
+        inherit_image_env=False,
+    )
+    if hung:
+        raise VerifierHung(f"verify command {hung.command!r} ran out of time")
+    return results
+
+
+async def _written(box: Sandbox) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for path in (REWARD_FILE, REWARD_PARTS):
+        with suppress(FileMissing):
+            found[path] = await box.read(path, limit=_MOST_REWARD)
+    return found
+
+
+async def _take_back(box: Sandbox, vouched: Mapping[str, bytes]) -> None:
+    """A command that a signal killed vouches for nothing: rewards are again what they were before it."""
+    remove = ["rm", "-rf", "--", REWARD_FILE, REWARD_PARTS]
+    await run(box, remove, env={"PATH": PATH}, inherit_image_env=False)
+    for path, text in vouched.items():
+        await box.write(path, text)
+
+
+async def _verdict(task: Task, box: Sandbox, log: Log, results: list[CommandResult]) -> Reward | None:
+    # Where nobody but the verifier can write there, it need not say that it does.
+    sure = {
+        REWARD_FILE: task.isolate or writes_reward(task),
+        REWARD_PARTS: task.isolate or writes_parts(task),
+    }
+    left = await _left(box, kinds=any(sure.values()))
+    total, parts = [_text(path, left[path]) if path in left and sure[path] else None for path in sure]
+    counted = results if not task.test_script else results[:-1]
+    reward = reward_of(counted, total, parts)
+    for path in (path for path in sure if path in left and not sure[path]):
+        claim = left[path].text if left[path].plain else b""
+        # Checks write none.
+        reward, ignored = (
+            believed(reward, claim, path=path, is_json=path == REWARD_PARTS) if results else (reward, True)
+        )
+        if ignored:
+            what = "a reward the verifier did not write; it was ignored"
+            await log(Suspicion(code="foreign_reward", what=what, paths=(path,)))
+    # A script that broke has judged nothing, whatever the commands beside it say.
+    silent = reward is None or reward.source == "commands"
+    if task.test_script and silent and (reward is None or results[-1].exit_code):
+        raise ScoringError(f"the test script wrote no reward to {REWARD_FILE} (exit code {results[-1].exit_code})")
+    return reward
+
+
+async def _left(box: Sandbox, *, kinds: bool) -> dict[str, _Left]:
+    """Which of reward.txt and reward.json are there; without `kinds`, plain files only.
+
+    What nobody asked for has a say only as a plain file: anything else keeps nobody from writing there.
+    """
+    if not kinds:
+        return {path: _Left(True, text) for path, text in (await _written(box)).items()}
+    names = ["(", "-name", PurePosixPath(REWARD_FILE).name, "-o", "-name", PurePosixPath(REWARD_PARTS).name, ")"]
+    # By name: what else the code under test has put there, and however it is called, is nobody's business.
+    look = ["find", REWARD_DIR, "-mindepth", "1", "-maxdepth", "1", *names, "-printf", r"%y %m %p\n"]
+    # An image's PATH may begin below home, where the code under test could have put a `find` of its own.
+    listed = await run(box, look, env={"PATH": PATH}, inherit_image_env=False)
+    found: dict[str, _Left] = {}
+    for kind, mode, path in (line.split(" ", 2) for line in listed.stdout.text.splitlines()):
+        plain = kind == "f" and bool(int(mode, 8) & 0o200)
+        found[path] = _Left(plain, await box.read(path, limit=_MOST_REWARD) if plain else b"")
+    return found
+
+
+def _text(path: str, left: _Left) -> bytes:
+    """A verifier leaves plain files that it could write again; the code that it tests might leave something else, to
+    keep the verifier from writing."""
+    if not left.plain:
+        raise ScoringError(f"{path} is no plain file that can be written; the code under test may have made it")
+    return left.text

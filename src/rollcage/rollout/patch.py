@@ -1,0 +1,96 @@
+"""The agent's work as a patch: what setup left in the workdir is remembered, and compared with what the agent left.
+
+git does both, in the box, with a repository of its own beside the workdir: whatever repository the task has in there
+stays as it is, and nothing an agent writes into the workdir (attributes, ignore rules, hooks) decides what is shown.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rollcage.sandboxes.base import PATH, Sandbox, run
+from rollcage.sandboxes.files import SKIPPED
+from rollcage.types import HOME
+
+BEFORE = f"{HOME}/.rollcage/before.git"
+"""Where the workdir as setup left it is remembered. Outside the workdir: verification sees it as it was then."""
+MAX_FILES = 20_000
+MAX_MEGABYTES = 128
+"""A workdir larger than this is not remembered: it would be kept twice on the box's disk."""
+MAX_PATCH_BYTES = 1 << 20
+TIMEOUT_S = 30.0
+
+_ENVIRONMENT = {
+    "PATH": PATH,
+    "GIT_DIR": BEFORE,
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_OPTIONAL_LOCKS": "0",
+}
+_PATHS = " ".join(f"':(exclude,glob)**/{name}' ':(exclude,glob)**/{name}/**'" for name in SKIPPED)
+
+# Repositories within are not remembered: git would start itself in there, and run the monitor that the agent gave them.
+_REMEMBER = f"""
+set -o pipefail
+cd -- "$1" && command -v git >/dev/null || exit 3
+sizes=$(find . -type f -printf '%s\\n' | awk '{{ bytes += $1 }} END {{ print NR, int(bytes / 1048576) }}')
+[ "${{sizes% *}}" -le {MAX_FILES} ] && [ "${{sizes#* }}" -le {MAX_MEGABYTES} ] || exit 4
+mkdir -p -- "$GIT_DIR/objects" "$GIT_DIR/refs" "$GIT_DIR/info" || exit 5
+echo 'ref: refs/heads/before' >"$GIT_DIR/HEAD"
+printf '%s\\n' '[core]' 'bare = false' 'compression = 0' 'hooksPath = /dev/null' 'fsmonitor = false' >"$GIT_DIR/config"
+printf '* !diff !text !eol !filter !ident !working-tree-encoding\\n' >"$GIT_DIR/info/attributes"
+export GIT_WORK_TREE="$1"
+git add --all --force --ignore-errors -- . {_PATHS} 2>/dev/null
+git ls-files --stage -z | sed -zn 's/^160000 [^\t]*\t//p' | git update-index -z --force-remove --stdin &&
+  git write-tree >"$GIT_DIR/before" || {{ rm -rf -- "$GIT_DIR"; exit 6; }}
+"""
+
+# New files are only named in the index, not stored: there may be no room left for a second copy of them. The index is
+# made anew: the old one's times and sizes would be believed, and a quick agent changes a file within one tick.
+_COMPARE = f"""
+[ -s "$GIT_DIR/before" ] && cd -- "$1" || exit 3
+folder=$(mktemp -d) && before=$(cat -- "$GIT_DIR/before") || exit 4
+trap 'rm -rf -- "$folder"' EXIT
+export GIT_WORK_TREE="$1" GIT_INDEX_FILE="$folder/index"
+git read-tree "$before" || exit 5
+git add --intent-to-add --force --ignore-errors -- . {_PATHS} 2>/dev/null
+git diff --no-color --no-ext-diff --no-textconv --find-renames --ignore-submodules "$before" --
+"""
+
+
+class Patch(NamedTuple):
+    """What the agent changed, as `git diff` writes it."""
+
+    text: str
+    truncated: bool
+    """It was longer than we keep; the text is cut at a whole line."""
+
+
+async def snapshot_workdir(box: Sandbox, workdir: str) -> bool:
+    """Remember the workdir as it is; false where it is too large for that, or the box has no git."""
+    ran = await run(
+        box, _shell(_REMEMBER, workdir), env=_ENVIRONMENT, inherit_image_env=False, cwd="/", timeout_s=TIMEOUT_S
+    )
+    return ran.code == 0
+
+
+async def patch_of(box: Sandbox, workdir: str, *, timeout_s: float = TIMEOUT_S) -> Patch | None:
+    """What was changed in the workdir since it was remembered; None where it was not, or cannot be told."""
+    script = f"set -o pipefail; ({_COMPARE}) | head --bytes={MAX_PATCH_BYTES + 1}"
+    ran = await run(
+        box,
+        _shell(script, workdir),
+        env=_ENVIRONMENT,
+        inherit_image_env=False,
+        cwd="/",
+        timeout_s=timeout_s,
+        limit=MAX_PATCH_BYTES + 1,
+    )
+    if len(ran.stdout.data) > MAX_PATCH_BYTES:
+        whole_lines = ran.stdout.data[: ran.stdout.data.rfind(b"\n", 0, MAX_PATCH_BYTES) + 1]
+        return Patch(whole_lines.decode("utf-8", "replace"), truncated=True)
+    return Patch(ran.stdout.text, truncated=False) if ran.code == 0 else None
+
+
+def _shell(script: str, workdir: str) -> list[str]:
+    return ["bash", "--noprofile", "--norc", "-c", script, "patch", workdir]

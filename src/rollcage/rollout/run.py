@@ -1,0 +1,310 @@
+"""Takes one rollout through its four stages: PROVISION, SETUP, AGENT, VERIFY. Read this first."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+
+from rollcage.agents.base import Agent, AgentContext, AgentExit
+from rollcage.agents.purposes import classifier_of
+from rollcage.environments.base import Environment, Environments, offered, ready
+from rollcage.errors import (
+    AgentError,
+    EnvironmentFailed,
+    EnvironmentLost,
+    ModelUnreachable,
+    ResetFailed,
+    RollcageError,
+    SandboxError,
+    SandboxLost,
+    ScoringError,
+    SetupError,
+    StoreError,
+    VerifierHung,
+)
+from rollcage.events import AgentEnded, BoxOpened, Ended, Event, Scored, StageEnded, StageStarted, TurnEnded
+from rollcage.gateway import Gateway
+from rollcage.rollout.reward import combined
+from rollcage.rollout.setup import run_commands, stage_files, why_refused, with_uploaded_tests
+from rollcage.rollout.unseen import unseen_files
+from rollcage.rollout.verify import snapshot_for_verify, verify
+from rollcage.rollout.work import WorkKeeper
+from rollcage.sandboxes.base import InProcessSandbox, Provider, Sandbox
+from rollcage.types import NO_MODEL, Blame, Job, Limits, Outcome, Stage, Turn
+
+GATEWAY_PORT = 7000
+"""Where the agent finds its model, in every box."""
+
+Log = Callable[[Event], Awaitable[object]]
+"""Appends to the rollout's log; durable when it returns."""
+
+
+class Failure(Exception):
+    """The rollout ends here, with this outcome."""
+
+    def __init__(self, outcome: Outcome, code: str, message: str, *, blame: Blame | None = None) -> None:
+        super().__init__(message)
+        self.ended = Ended(outcome=outcome, error=f"{outcome.value}: {message}", error_code=code, blame=blame)
+
+
+@dataclass(frozen=True)
+class RolloutDeps:
+    """What a rollout is run with."""
+
+    provider: Provider
+    agent: Agent
+    gateway: Gateway
+    environments: Environments | None = None
+    """Where the remote environment that the job names comes from."""
+    work: WorkKeeper | None = None
+    """Where the agent's work is kept."""
+
+
+@dataclass
+class Clock:
+    """The one deadline of a rollout, and the reserve of it that only scoring may use."""
+
+    limits: Limits
+    started: float = field(default_factory=time.monotonic)
+
+    def until_reserve(self) -> float:
+        """Seconds left for everything before VERIFY."""
+        return self.until_end() - self.limits.reserve_s
+
+    def until_end(self) -> float:
+        """Seconds left in all."""
+        return max(0.0, self.started + self.limits.deadline_s - time.monotonic())
+
+
+class Stages:
+    """Logs where a rollout is: entering a stage ends the one before, so that they cannot overlap."""
+
+    def __init__(self, log: Log) -> None:
+        self._log, self._stage, self._entered = log, Stage.QUEUED, 0.0
+
+    async def enter(self, stage: Stage) -> None:
+        """The next stage begins."""
+        await self.leave()
+        self._stage, self._entered = stage, time.monotonic()
+        await self._log(StageStarted(stage=stage))
+
+    async def leave(self) -> None:
+        """The stage is over, and all it started is dead."""
+        if self._stage is not Stage.QUEUED:
+            ended = StageEnded(stage=self._stage, seconds=time.monotonic() - self._entered)
+            self._stage = Stage.QUEUED
+            await self._log(ended)
+
+
+async def run(job: Job, deps: RolloutDeps, log: Log, *, name: str = "") -> None:
+    """Run one rollout to its end; the last thing it does is to log `Ended`. Only a broken log raises.
+
+    `name`: what the gateway knows it by, for those who want to hear its model while it speaks.
+    """
+    stages = Stages(log)
+    try:
+        ended = await _rollout(job, deps, log, stages, name)
+    except Failure as failure:
+        ended = failure.ended
+    except anyio.get_cancelled_exc_class():
+        with anyio.CancelScope(shield=True):
+            await stages.leave()
+            await log(Ended(outcome=Outcome.ABORTED, error="aborted: stopped on request", error_code="aborted"))
+        raise
+    except Exception as error:  # noqa: BLE001 - the one place that catches everything
+        ended = _ended_by(error)
+    with anyio.CancelScope(shield=True):
+        await stages.leave()
+        await log(ended)
+
+
+async def _rollout(job: Job, deps: RolloutDeps, log: Log, stages: Stages, name: str) -> Ended:
+    clock = Clock(job.task.limits)
+    with anyio.CancelScope(deadline=anyio.current_time() + clock.until_reserve()) as before_agent:
+        await stages.enter(Stage.PROVISION)
+        if job.model.kind != NO_MODEL.kind:
+            await deps.gateway.check(job.model)
+        async with (
+            remote(job, deps, log) as environment,
+            deps.provider.open(job.sandbox, deps.agent.layers()) as box,
+        ):
+            await log(BoxOpened(sandbox_id=box.id, backend=deps.provider.name, notes=box.notes))
+            await stages.enter(Stage.SETUP)
+            await set_up(job, box, log)
+            own = deps.agent.own_paths
+            async with snapshot_for_verify(job, box, own) as snapshot:
+                before_agent.deadline = math.inf
+                await stages.enter(Stage.AGENT)
+                began = time.time()
+                seconds = min(job.task.limits.agent_timeout_s, clock.until_reserve())
+                verdict = await work(job, deps, (box, environment), log, seconds=seconds, name=name)
+                await stages.enter(Stage.VERIFY)
+                seconds = min(job.task.limits.verify_timeout_s, clock.until_end())
+                async with unseen_files(job, box, own, log, since=began) as watched:
+                    found = await verify(
+                        with_uploaded_tests(job),
+                        box,
+                        deps.provider,
+                        watched,
+                        seconds=seconds,
+                        own=own,
+                        snapshot=snapshot,
+                        keeper=deps.work,
+                    )
+                if reward := combined(await judged(job, environment, clock.until_end()), found):
+                    await log(Scored(reward=reward))
+                return verdict
+    message = f"the agent had not started when {clock.limits.deadline_s:g} s less the scoring reserve were up"
+    raise Failure(Outcome.TIMED_OUT, "timed_out", f"{message}; raise timeout_s")
+
+
+@asynccontextmanager
+async def remote(job: Job, deps: RolloutDeps, log: Log) -> AsyncIterator[Environment | None]:
+    """The remote environment that the job names, at its start; released at the end of the block."""
+    if deps.environments is None:
+        yield None
+    else:
+        async with ready(deps.environments, job.environment, job.task, log) as environment:
+            yield environment
+
+
+async def judged(job: Job, environment: Environment | None, seconds: float) -> float | None:
+    """What the remote environment says the agent earned; None where there is none, or it judges nothing."""
+    if environment is None:
+        return None
+    seconds = min(job.task.limits.verify_timeout_s, seconds)
+    try:
+        with anyio.fail_after(seconds):
+            return await environment.reward(job.task)
+    except TimeoutError:
+        raise VerifierHung(f"{job.environment} had not judged the agent's work after {seconds:g} s") from None
+
+
+async def set_up(job: Job, box: Sandbox, log: Log) -> None:
+    """The task's files and commands."""
+    if isinstance(box, InProcessSandbox):
+        return
+    await stage_files(box, job.task)
+    seconds = job.task.limits.setup_timeout_s
+    failed = await run_commands(box, job, job.task.setup, stage=Stage.SETUP, log=log, seconds=seconds)
+    if failed:
+        code = "setup_timeout" if failed.timed_out else "setup_failed"
+        said = failed.stderr.strip().splitlines()[-1:] or [""]
+        how = "ran out of time" if failed.timed_out else f"ended with exit code {failed.exit_code}"
+        why = why_refused(job, failed.refused_hosts)
+        # What fetches something fails for reasons that lie elsewhere; what may not be fetched fails every time.
+        blame = Blame.INFRASTRUCTURE if job.sandbox.setup_hosts and not why else Blame.TASK
+        message = ". ".join(part for part in (f"setup command {failed.command!r} {how}", why, said[0]) if part)
+        raise Failure(Outcome.SETUP_FAILED, code, message, blame=blame)
+
+
+async def work(
+    job: Job, deps: RolloutDeps, place: tuple[Sandbox, Environment | None], log: Log, *, seconds: float, name: str
+) -> Ended:
+    """The agent works, the gateway records. When this returns its processes are dead, its key and its tools void."""
+    ending: AgentExit | None = None
+    box, environment = place
+
+    async def record(turn: Turn) -> None:
+        await log(TurnEnded(turn=turn))
+
+    async with (
+        box.listen(GATEWAY_PORT) as sock,
+        deps.gateway.lend(
+            job.model,
+            sock,
+            limits=job.task.limits,
+            mode=job.mode,
+            record=record,
+            name=name,
+            policy_version=job.policy_version,
+            classify=classifier_of(deps.agent),
+        ) as lease,
+        offered(environment, box, log) as tools_url,
+    ):
+        with anyio.move_on_after(max(0.0, seconds)):
+            context = AgentContext(lease.endpoint, tools_url)
+            ending = await deps.agent.solve(
+                box, job.task.instruction, context, job.agent, workdir=job.task.workdir, emit=log
+            )
+    tail = await deps.agent.log_tail(box)
+    if ending is None:
+        await log(AgentEnded(exit_code=None, timed_out=True, log_tail=tail))
+    else:
+        await log(AgentEnded(exit_code=ending.code, error=ending.error, log_tail=tail))
+    silent = lease.turns > 0 and lease.answers == 0
+    return verdict_of(ending, lease.last_failure, limit=lease.limit_reached, silent=silent)
+
+
+def verdict_of(ending: AgentExit | None, last: Turn | None, *, limit: str, silent: bool) -> Ended:
+    """How the AGENT stage ended; raises where its work must not be scored.
+
+    `ending`: None is an agent whose time ran out. `last`: the model's last failure, if no good answer came after it;
+    calls that the agent itself broke off are none. `silent`: the model was asked and never gave a whole answer.
+    """
+    if ending is None and last is None and silent:
+        raise Failure(Outcome.MODEL_UNREACHABLE, "model_unreachable", "the model was asked and never answered in time")
+    if last is not None and _model_broke(last) and (ending is None or ending.code != 0):
+        status = f"HTTP {last.status}" if last.status else "none"
+        message = f"the model's last answer was {status}. {last.error or ''}".strip()
+        raise Failure(Outcome.MODEL_UNREACHABLE, "model_unreachable", message)
+    if ending is None:
+        outcome, message = Outcome.AGENT_TIMEOUT, "the agent's time ran out"
+    elif limit:
+        outcome, message = Outcome.LIMIT_REACHED, limit
+    elif ending.code != 0:
+        outcome, message = Outcome.AGENT_FAILED, f"exit code {ending.code}. {ending.error or ''}".strip()
+    else:
+        return Ended(outcome=Outcome.FINISHED)
+    return Ended(outcome=outcome, error=f"{outcome.value}: {message}", error_code=outcome.value)
+
+
+def _whole(turn: Turn) -> bool:
+    return turn.status == 200 and turn.error is None
+
+
+def _model_broke(turn: Turn) -> bool:
+    """Whether it was the model's side that failed, and not what the agent asked for."""
+    return not _whole(turn) and (turn.status in (0, 200, 401, 403, 404, 408, 429) or turn.status >= 500)
+
+
+_OUTCOMES: tuple[tuple[type[Exception], Outcome, str], ...] = (
+    (SandboxLost, Outcome.SANDBOX_LOST, "sandbox_lost"),
+    (SetupError, Outcome.SANDBOX_FAILED, "machine_not_ready"),
+    (SandboxError, Outcome.SANDBOX_FAILED, "sandbox_failed"),
+    (ModelUnreachable, Outcome.MODEL_UNREACHABLE, "model_unreachable"),
+    (EnvironmentLost, Outcome.ENVIRONMENT_FAILED, "environment_lost"),
+    (ResetFailed, Outcome.ENVIRONMENT_FAILED, "reset_failed"),
+    (EnvironmentFailed, Outcome.ENVIRONMENT_FAILED, "environment_failed"),
+    (AgentError, Outcome.AGENT_FAILED, "agent_not_started"),
+    (VerifierHung, Outcome.VERIFY_FAILED, "verify_timeout"),
+    (ScoringError, Outcome.VERIFY_FAILED, "bad_reward"),
+    (StoreError, Outcome.INTERNAL_ERROR, "log_failed"),
+    (RollcageError, Outcome.INTERNAL_ERROR, "internal_error"),
+)
+
+
+def _causes(error: Exception) -> Iterator[Exception]:
+    """What went wrong, out of the groups that concurrent tasks wrap it in."""
+    if isinstance(error, ExceptionGroup):
+        for inner in error.exceptions:
+            yield from _causes(inner)
+    else:
+        yield error
+
+
+def _ended_by(error: Exception) -> Ended:
+    causes = list(_causes(error))
+    for kind, outcome, code in _OUTCOMES:
+        for cause in causes:
+            if isinstance(cause, kind):
+                blame = Blame(cause.blame) if isinstance(cause, RollcageError) and cause.blame else None
+                return Ended(outcome=outcome, error=f"{outcome.value}: {cause}", error_code=code, blame=blame)
+    error = causes[0]
+    message = f"{Outcome.INTERNAL_ERROR.value}: {type(error).__name__}: {error}"
+    return Ended(outcome=Outcome.INTERNAL_ERROR, error=message, error_code="internal_error")

@@ -1,0 +1,109 @@
+"""Puts a task's files and commands into a box: what SETUP and VERIFY have in common."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import PurePosixPath
+
+from rollcage.errors import UsageError
+from rollcage.events import CommandEnded, CommandStarted, Event
+from rollcage.sandboxes.base import Exit, Sandbox, run, sh
+from rollcage.sandboxes.mirrors import PACKAGES, setup_network
+from rollcage.types import TESTS_DIR, CommandResult, Job, Stage, Task, resolve_box_path
+
+_MOST_HOSTS, _LONGEST_HOST = 20, 253
+
+
+async def stage_files(box: Sandbox, task: Task) -> None:
+    """Make the workdir and write the task's files."""
+    made = await run(box, ["mkdir", "-p", "--", task.workdir])
+    if made.code:
+        raise UsageError(f"workdir {task.workdir}: {made.stderr.text.strip()}")
+    for path, text in task.files.items():
+        await box.write(resolve_box_path(path, task.workdir), text.encode())
+
+
+async def run_commands(
+    box: Sandbox,
+    job: Job,
+    commands: Sequence[str],
+    *,
+    stage: Stage,
+    log: Callable[[Event], Awaitable[object]],
+    seconds: float,
+    env: Callable[[], Mapping[str, str]] = dict,
+    inherit_image_env: bool = True,
+) -> CommandResult | None:
+    """Run shell commands in order, each logged. In SETUP the first failure ends it; anywhere, running out of time does.
+
+    `env` is asked anew for each command.
+
+    Returns the command that ended it early, or None.
+    """
+    deadline = time.monotonic() + seconds
+    async with AsyncExitStack() as stack:
+        proxy: Mapping[str, str] = {}
+        refused: dict[str, None] = {}
+
+        def note(host: str) -> None:
+            if len(refused) < _MOST_HOSTS:
+                refused[host[:_LONGEST_HOST]] = None
+
+        if stage is Stage.SETUP and commands:
+            # With no hosts, too: a proxy that refuses everything knows what a command would have needed.
+            proxy = await stack.enter_async_context(setup_network(box, job.sandbox.setup_hosts, note))
+        for command in commands:
+            refused.clear()
+            await log(CommandStarted(stage=stage, command=command))
+            left = max(0.0, deadline - time.monotonic())
+            ended = await sh(
+                box,
+                command,
+                env={**env(), **proxy},
+                cwd=job.task.workdir,
+                inherit_image_env=inherit_image_env,
+                timeout_s=left,
+            )
+            result = _result(command, ended, tuple(refused))
+            await log(CommandEnded(stage=stage, result=result))
+            if result.timed_out or (stage is Stage.SETUP and result.exit_code != 0):
+                return result
+    return None
+
+
+def with_uploaded_tests(job: Job) -> Job:
+    """The job with those of the task's files among its tests that lie in the tests folder, which VERIFY empties."""
+    task = job.task
+    placed = {PurePosixPath(resolve_box_path(path, task.workdir)): text for path, text in task.files.items()}
+    tests = {str(path.relative_to(TESTS_DIR)): text for path, text in placed.items() if path.is_relative_to(TESTS_DIR)}
+    if not tests:
+        return job
+    return job.model_copy(update={"task": task.model_copy(update={"tests": {**tests, **task.tests}})})
+
+
+def why_refused(job: Job, hosts: Sequence[str]) -> str:
+    """What to tell of a setup command that failed after it was refused these hosts."""
+    if not hosts:
+        return ""
+    named, allowed = ", ".join(hosts), job.sandbox.setup_hosts
+    what = f"setup may not reach {named}" if allowed else f"the box has no network, and it asked for {named}"
+    remedy = f"allow that: setup_hosts={json.dumps([*allowed, *hosts])}"
+    if PACKAGES not in allowed:
+        remedy += f', or the package indexes of this machine: setup_hosts=["{PACKAGES}"]'
+    return f"{what}; {remedy}"
+
+
+def _result(command: str, ended: Exit, refused: tuple[str, ...]) -> CommandResult:
+    return CommandResult(
+        command=command,
+        exit_code=ended.code,
+        stdout=ended.stdout.text,
+        stderr=ended.stderr.text,
+        seconds=ended.seconds,
+        truncated=ended.stdout.truncated or ended.stderr.truncated,
+        timed_out=ended.timed_out,
+        refused_hosts=refused,
+    )

@@ -1,0 +1,232 @@
+"""Judges what an agent left, where nothing the agent planted can decide: the VERIFY stage."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from functools import partial
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+import anyio
+
+from rollcage.errors import VerifierHung
+from rollcage.events import BoxOpened, Event, FilesCollected, Suspicion, WorkStored
+from rollcage.rollout.judge import REWARD_DIR, judge
+from rollcage.rollout.patch import BEFORE, TIMEOUT_S, patch_of, snapshot_workdir
+from rollcage.rollout.restore import Saved, restored_paths, saved_for_later
+from rollcage.rollout.work import TIMEOUT_S as WORK_TIMEOUT_S
+from rollcage.rollout.work import WorkKeeper, store_work
+from rollcage.sandboxes.base import PATH, InProcessSandbox, Provider, Rewindable, Sandbox, run
+from rollcage.sandboxes.files import Collected, NotCopied, collect, copy_path
+from rollcage.sandboxes.home_archive import HomeArchive, archived_home
+from rollcage.types import HOME, TESTS_DIR, Job, Reward, Task, resolve_box_path
+
+Log = Callable[[Event], Awaitable[object]]
+
+GRACE_S = 5
+"""How much longer the whole may take than its commands, so that one that hangs is named and its output kept."""
+
+COPY_S = 120.0
+"""How long copying a folder to a fresh box may take; all of them together may take a third of the time there is."""
+SPARE_MB = 64
+"""How much larger than twice the agent's disk a fresh box's is."""
+
+DECIDERS = frozenset(
+    "conftest.py pytest.ini tox.ini setup.cfg .pytest.ini pyproject.toml sitecustomize.py usercustomize.py "
+    "pytest pytest.py _pytest Makefile .bashrc .envrc package.json jest.config.js vitest.config.ts".split()
+)
+"""Names that test runners and interpreters pick up by themselves: an agent that adds one is suspected."""
+
+# Whatever lies where the verifier will look is removed, links themselves and not what they point at.
+_CLEAR = f"""
+for path in "$HOME/logs" "$HOME/tests"; do
+  if [ -L "$path" ] || {{ [ -e "$path" ] && [ ! -d "$path" ]; }}; then rm -f -- "$path"; fi
+done
+[ -d "$1" ] && [ ! -L "$1" ] || rm -f -- "$1"
+mkdir -p -- "$1" && chmod u+rwx -- "$1" || exit 1
+for path in {REWARD_DIR} {TESTS_DIR}; do
+  [ ! -d "$path" ] || [ -L "$path" ] || chmod -R u+rwx -- "$path"
+  rm -rf -- "$path" && mkdir -p -- "$path" || exit 1
+done
+"""
+
+
+class Snapshot(NamedTuple):
+    """What setup left, as far as a second box needs it."""
+
+    archive: HomeArchive | None = None
+    """What it starts from."""
+    saved: Saved = Saved()
+    """What of the workdir is put back there."""
+
+
+NOTHING = Snapshot()
+
+
+@asynccontextmanager
+async def snapshot_for_verify(job: Job, box: Sandbox, own: Sequence[str]) -> AsyncIterator[Snapshot]:
+    """Remember what setup left, so that verification can start from it: the last thing SETUP does.
+
+    A box that cannot be rewound, or is not to be used again, gives what verification needs of its home as an archive.
+    `own`: paths where the agent program keeps its own state.
+    """
+    if isinstance(box, InProcessSandbox):
+        yield Snapshot()
+        return
+    task = job.task
+    patchable = await snapshot_workdir(box, task.workdir)
+    async with AsyncExitStack() as stack:
+        archive: HomeArchive | None = None
+        saved = Saved()
+        limit = (2 * job.sandbox.disk_mb) << 20  # what the box's image brings is on no disk of its own
+        if task.verify_in == "fresh":
+            if patchable:
+                archive = await stack.enter_async_context(archived_home(box, only=(BEFORE,), limit=limit))
+        elif isinstance(box, Rewindable):
+            await box.checkpoint()
+        else:
+            # The agent's own folders can be large, and BEFORE lies in one of them.
+            without = [task.workdir, *task.keep, *(path for path in own if not BEFORE.startswith(f"{path}/"))]
+            archive = await stack.enter_async_context(archived_home(box, without=without, limit=limit))
+        if task.verify_in == "fresh" or not isinstance(box, Rewindable):
+            saved = await stack.enter_async_context(saved_for_later(box, task, limit))
+        yield Snapshot(archive, saved)
+
+
+async def verify(
+    job: Job,
+    box: Sandbox,
+    provider: Provider,
+    log: Log,
+    *,
+    seconds: float,
+    own: Sequence[str] = (),
+    snapshot: Snapshot = NOTHING,
+    keeper: WorkKeeper | None = None,
+) -> Reward | None:
+    """Rewind or replace the box, stage the tests, run them in fresh processes; the reward they gave, if any.
+
+    `own`: paths where the agent program keeps its own state; changes there are not worth a notice. `snapshot`:
+    what `snapshot_for_verify` gave. `keeper`: where the work is stored, as it is before anything judges it.
+    """
+    if isinstance(box, InProcessSandbox):
+        return None
+    deadline = time.monotonic() + seconds
+    try:
+        with anyio.fail_after(seconds + GRACE_S):
+            if job.task.verify_in == "box" and isinstance(box, Rewindable):
+                await _rewind(job.task, box, log, own)
+                place: AbstractAsyncContextManager[Sandbox] = nullcontext(box)
+            else:
+                # What the agent made must not use up the verifier's time; removing half a copy takes as long again.
+                share = seconds / 3 / (1 + len(job.task.keep))
+                place = _second_box(job, partial(copy_path, box, timeout_s=min(COPY_S, share)), provider, log, snapshot)
+            async with place as clean:
+                await _take_stock(job.task, clean, log, keeper, seconds / 4)
+                return await judge(job, clean, log, deadline)
+    except TimeoutError:
+        raise VerifierHung(f"verification had not ended after {seconds:g} s", blame="agent") from None
+
+
+async def _take_stock(task: Task, box: Sandbox, log: Log, keeper: WorkKeeper | None, seconds: float) -> None:
+    """Log what the agent left, and store it: as it is before anything judges it.
+
+    The agent's files decide how long that takes; the verifier must have time left whatever they are.
+    """
+    collected = await collect(box, task.workdir, before=_CLEAR)
+    work: list[WorkStored] = []
+
+    async def keep(keeper: WorkKeeper) -> None:
+        paths = (task.workdir, *task.keep)
+        work.append(await store_work(box, paths, keeper, timeout_s=min(WORK_TIMEOUT_S, seconds)))
+
+    async with anyio.create_task_group() as tasks:
+        if keeper is not None:
+            tasks.start_soon(keep, keeper)
+        patch = await patch_of(box, task.workdir, timeout_s=min(TIMEOUT_S, seconds))
+    await log(
+        FilesCollected(
+            files=collected.files,
+            extra=tuple(collected.extra),
+            why=collected.extra,
+            patch=patch.text if patch else None,
+            patch_truncated=bool(patch and patch.truncated),
+        )
+    )
+    await _notice_deciders(task, collected, log)
+    for stored in work:
+        await log(stored)
+
+
+async def _rewind(task: Task, box: Rewindable, log: Log, own: Sequence[str]) -> None:
+    changed = [
+        path for path in await box.rewind((task.workdir, *task.keep), restored_paths(task)) if not _within(path, own)
+    ]
+    if changed:
+        what = "changed outside the workdir; verification does not see it"
+        await log(Suspicion(code="changed_outside", what=what, paths=tuple(changed)))
+
+
+@asynccontextmanager
+async def _second_box(
+    job: Job, copy: Callable[[Sandbox, str], Awaitable[None]], provider: Provider, log: Log, snapshot: Snapshot
+) -> AsyncIterator[Sandbox]:
+    # Room for all that the agent may have written, what its image had brought, and the verifier's own files: whoever
+    # fills a disk up to its last inode must not keep the verifier from working.
+    spec = job.sandbox.model_copy(update={"disk_mb": 2 * job.sandbox.disk_mb + SPARE_MB})
+    async with provider.open(spec) as fresh:
+        await log(BoxOpened(sandbox_id=fresh.id, backend=provider.name, fresh=True, notes=fresh.notes))
+        if isinstance(fresh, Rewindable):
+            await fresh.checkpoint()
+        if snapshot.archive is not None:
+            await snapshot.archive.unpack(fresh)
+        for path in (job.task.workdir, *job.task.keep):
+            try:
+                await copy(fresh, path)
+            except NotCopied:
+                # The agent made it so. It is judged without it: an error would be a way around a zero.
+                await run(fresh, ["rm", "-rf", "--", path], env={"PATH": PATH}, inherit_image_env=False)
+                what = "cannot be copied to a fresh box; verification does not see it"
+                await log(Suspicion(code="not_copied", what=what, paths=(path,)))
+        await snapshot.saved.put_back(fresh)
+        if isinstance(fresh, Rewindable):
+            # All of it stays; but where a disk is only watched, what was copied does not count as the verifier's.
+            await fresh.rewind((HOME,))
+        yield fresh
+
+
+def _within(path: str, folders: Sequence[str]) -> bool:
+    return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)
+
+
+async def _notice_deciders(task: Task, left: Collected, log: Log) -> None:
+    staged = {resolve_box_path(path, task.workdir): text for path, text in task.files.items()}
+    # Restored already: what is left of it is not the agent's.
+    given = restored_paths(task)
+    planted = tuple(
+        path
+        for path in sorted(left.listed)
+        if _decides(path)
+        and not _untouched(path, left, staged, task.workdir)
+        and not _within(f"{task.workdir}/{path}", given)
+    )
+    if planted:
+        what = "added to the workdir, where test runners read it by themselves"
+        await log(Suspicion(code="planted_file", what=what, paths=planted))
+    if left.unlisted:
+        what = "the workdir has more files than can be listed; what test runners read among them is not known"
+        await log(Suspicion(code="too_many_files", what=what, paths=(task.workdir,)))
+
+
+def _untouched(path: str, left: Collected, staged: Mapping[str, str], workdir: str) -> bool:
+    text = left.files.get(path)
+    return text is not None and staged.get(f"{workdir}/{path}") == text
+
+
+def _decides(path: str) -> bool:
+    """Whether an interpreter or a test runner would pick this file of the workdir up by itself."""
+    first, name = PurePosixPath(path).parts[0], PurePosixPath(path).name
+    return name in DECIDERS or first in DECIDERS or first.removesuffix(".py") in sys.stdlib_module_names

@@ -1,0 +1,1 @@
+"""The first process of a container box, and what it does there."""

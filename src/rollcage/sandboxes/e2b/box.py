@@ -1,0 +1,159 @@
+"""One box at E2B: a virtual machine in the cloud, used through nothing but commands in it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+import anyio
+
+from rollcage.errors import SandboxError, SandboxLost
+from rollcage.sandboxes.box_rpc import check_command, environment_of
+from rollcage.sandboxes.e2b.cloud import BoxGone, Cloud
+from rollcage.sandboxes.e2b.process import E2BProcess
+from rollcage.sandboxes.file_commands import read_by_command, write_by_command
+from rollcage.sandboxes.relay import relayed
+from rollcage.types import HOME, SandboxSpec
+
+if TYPE_CHECKING:
+    from e2b import AsyncSandbox
+
+TTL_S = 300
+"""A box that nobody renews ends by itself after this long."""
+_UID = 1000
+
+
+class E2BBox:
+    """One box. It is renewed as long as it is open."""
+
+    def __init__(self, cloud: Cloud, sandbox: AsyncSandbox, spec: SandboxSpec, *, ttl_s: int = TTL_S) -> None:
+        self._cloud, self._sandbox, self._spec, self._ttl_s = cloud, sandbox, spec, ttl_s
+        self._running: set[E2BProcess] = set()
+        self._lost = ""
+        self._notes: tuple[str, ...] = (
+            "memory: all processes together are held to what the template gives, not to memory_mb",
+            "disk: it is as large as the template's, not disk_mb",
+            "tmp: /tmp and /dev/shm are as large as the template's, not tmp_mb",
+        )
+        if spec.cpus is not None:
+            self._notes += (f"cpus: {spec.cpus:g} is not enforced; a template has its own number",)
+        self._renewing = asyncio.create_task(self._renew())
+
+    @property
+    def id(self) -> str:
+        """Its name at E2B."""
+        return self._sandbox.sandbox_id
+
+    @property
+    def lost(self) -> str:
+        """Why nothing more can be done in it; empty while it is there."""
+        return self._lost
+
+    @property
+    def cloud(self) -> Cloud:
+        """The account it belongs to."""
+        return self._cloud
+
+    @property
+    def sandbox(self) -> AsyncSandbox:
+        """The SDK's own view of it."""
+        return self._sandbox
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Asked-for limits that cannot be enforced here, in words."""
+        return self._notes
+
+    @asynccontextmanager
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = HOME,
+        inherit_image_env: bool = True,
+    ) -> AsyncIterator[E2BProcess]:
+        """Start a command; it and everything it started are dead when the block is left."""
+        environment = environment_of({}, env, inherit=inherit_image_env)
+        check_command(argv, environment, cwd)
+        self._check_open()
+        process = E2BProcess()
+        self._running.add(process)
+        try:
+            with anyio.CancelScope(shield=True):
+                request = {
+                    "argv": list(argv),
+                    "env": environment,
+                    "cwd": cwd,
+                    "limits": _limits(self._spec),
+                    "uid": _UID,
+                    "gid": _UID,
+                }
+                self._note(await process.begin(self._sandbox, request))
+            yield process
+        finally:
+            with anyio.CancelScope(shield=True):
+                await process.end()
+            self._running.discard(process)
+
+    async def read(self, path: str, *, limit: int = 16 << 20) -> bytes:
+        """At most `limit` bytes of a regular file; FileMissing where there is none. Never hangs."""
+        # By a command and not by E2B's own way, which runs as root: there, an agent's link would lead anywhere.
+        return await read_by_command(self, path, limit)
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Make or replace a file, with the folders above it."""
+        await write_by_command(self, path, data, mode)
+
+    def listen(self, port: int) -> AbstractAsyncContextManager[socket.socket]:
+        """A listening socket that is 127.0.0.1:port in the box and is served by this process; closed with the block."""
+        return relayed(self, port)
+
+    async def close(self) -> None:
+        """Give the box back. Whatever is asked of it from now on raises SandboxLost."""
+        self._lose(f"the box {self.id} is closed")
+        self._renewing.cancel()
+        await asyncio.gather(self._renewing, return_exceptions=True)
+        # If the cloud does not answer, the box ends by itself when its time is up.
+        with suppress(SandboxError):
+            await self._cloud.kill(self.id)
+
+    async def _renew(self) -> None:
+        ends = time.monotonic() + self._ttl_s
+        while True:
+            await asyncio.sleep(min(self._ttl_s / 5, max(1.0, (ends - time.monotonic()) / 3)))
+            try:
+                asked = time.monotonic()
+                await self._cloud.renew(self.id, self._ttl_s)
+                ends = asked + self._ttl_s
+            except SandboxError as error:
+                # What cannot be reached may come back, until its time is up; what is not there does not.
+                if time.monotonic() > ends or isinstance(error, BoxGone):
+                    self._lose(str(error))
+                    return
+
+    def _check_open(self) -> None:
+        if self._lost:
+            raise SandboxLost(self._lost)
+
+    def _lose(self, why: str) -> None:
+        self._lost = self._lost or why
+        for process in self._running:
+            process.lose(self._lost)
+
+    def _note(self, missing: Sequence[str]) -> None:
+        self._notes += tuple(note for note in missing if note not in self._notes)
+
+
+def _limits(spec: SandboxSpec) -> dict[str, int]:
+    return {
+        "NPROC": spec.pids + 8,
+        "DATA": spec.memory_mb << 20,
+        "FSIZE": spec.file_mb << 20,
+        "NOFILE": 4096,
+        "CORE": 0,
+    }

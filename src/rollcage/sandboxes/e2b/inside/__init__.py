@@ -1,0 +1,1 @@
+"""The program that starts commands in a box of E2B."""

@@ -1,0 +1,173 @@
+"""Serves the launcher `untrusted`: takes orders at a socket of the judge's and has them run on the judged's side.
+
+Whoever connects is in the box, and as hostile as all that is. An order is data in a file, with three descriptors of the
+asker's own; nothing here waits for it to be well-behaved.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+
+from rollcage.errors import SandboxError, SandboxLost
+from rollcage.sandboxes.base import Process, Separation
+from rollcage.sandboxes.inside import kernel, untrusted
+
+TOOLS = "/run"
+"""Where the judge finds the launcher, the Python module and the socket."""
+_MOST_BYTES = 2 << 20
+_MOST_AT_ONCE = 64
+_ASK_S = 10.0
+"""So long somebody may be connected without having asked for anything."""
+
+
+class LaunchOrder(NamedTuple):
+    """A command that the judge wants to be run as the judged."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+    timeout_s: float
+    scratch: bool
+    network: bool
+
+
+class Launching(Protocol):
+    """The judged's side of a box, as the launcher needs it."""
+
+    launched: int
+
+    def launch(self, order: LaunchOrder, streams: Sequence[int]) -> AbstractAsyncContextManager[Process]:
+        """Run the order with these descriptors as its streams; they are closed here as soon as it has them."""
+
+
+_Judged = TypeVar("_Judged", bound=Launching)
+
+
+@cache
+def tools(max_output: int) -> dict[str, str]:
+    """The files that the judge is given: the launcher, and the same as a Python module."""
+    text = Path(untrusted.__file__).read_text()
+    before = f"MAX_OUTPUT = {untrusted.MAX_OUTPUT >> 20} << 20\n"
+    assert before in text
+    text = text.replace(before, f"MAX_OUTPUT = {max_output}\n")
+    return {"untrusted": f"#!\n{text}", "untrusted.py": text}
+
+
+@asynccontextmanager
+async def serving(listener: socket.socket, judged: _Judged, separation: Separation) -> AsyncIterator[_Judged]:
+    """Take orders for the length of the block; what still runs at its end is killed."""
+    listener.setblocking(False)
+    raised: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_accept, listener, judged, separation, tasks)
+        try:
+            yield judged
+        except Exception as error:  # noqa: BLE001 (raised again outside the group, as itself)
+            raised = error
+        tasks.cancel_scope.cancel()
+    if raised is not None:
+        raise raised
+
+
+async def _accept(listener: socket.socket, judged: Launching, separation: Separation, tasks: TaskGroup) -> None:
+    places = anyio.Semaphore(_MOST_AT_ONCE)
+    while True:
+        await places.acquire()
+        await anyio.wait_readable(listener)
+        with suppress(OSError):
+            connection, _ = listener.accept()
+            tasks.start_soon(_serve, connection, judged, separation, places.release)
+            continue
+        places.release()
+        await anyio.sleep(0.01)  # out of descriptors, say
+
+
+async def _serve(
+    connection: socket.socket, judged: Launching, separation: Separation, done: Callable[[], object]
+) -> None:
+    fds: list[int] = []
+    try:
+        connection.setblocking(False)
+        with anyio.move_on_after(_ASK_S):
+            await anyio.wait_readable(connection)
+            _, fds = kernel.receive_fds(connection, 64)
+        if not fds:
+            return
+        try:
+            answer = await _obey(connection, fds, judged, separation)
+        except SandboxLost:
+            raise
+        except (SandboxError, ValueError, OSError) as error:
+            answer = f"refused {error}"
+        with suppress(OSError):
+            connection.send(answer.encode("utf-8", "replace")[:4000])
+    except (OSError, SandboxLost):
+        pass  # whoever asked is gone, or the box is
+    finally:
+        connection.close()
+        for fd in fds:
+            os.close(fd)
+        done()
+
+
+async def _obey(connection: socket.socket, fds: list[int], judged: Launching, separation: Separation) -> str:
+    """Run what is asked for; the answer is its exit code, and why it was ended where it was."""
+    if len(fds) != 4:
+        raise ValueError("an order comes with three streams")
+    order = read_order(_content(fds[0]), separation)
+    if stat.S_ISDIR(os.fstat(fds[1]).st_mode):
+        raise ValueError("standard input is a folder")
+    judged.launched += 1
+    streams = [fds.pop() for _ in range(3)][::-1]
+    code, why = 128 + 9, ""
+    async with judged.launch(order, streams) as process, anyio.create_task_group() as tasks:
+
+        async def end_with_asker() -> None:
+            await anyio.wait_readable(connection)
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(end_with_asker)
+        with anyio.move_on_after(order.timeout_s) as scope:
+            code = await process.wait()
+        if scope.cancelled_caught:
+            code, why = untrusted.TIMED_OUT, "timeout"
+        tasks.cancel_scope.cancel()
+    return f"{code} {why}"
+
+
+def _content(fd: int) -> bytes:
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+        raise ValueError("its arguments and environment are too long")
+    return os.pread(fd, _MOST_BYTES, 0)
+
+
+def read_order(data: bytes, separation: Separation) -> LaunchOrder:
+    """What an order says: fields that end in NUL characters. ValueError where it makes no sense."""
+    version, timeout, flags, cwd, count, *words = [os.fsdecode(field) for field in data.split(b"\0")]
+    if version != "1" or not 0 < int(count) <= len(words):
+        raise ValueError("an order of another kind")
+    seconds = float(timeout) if timeout else separation.timeout_s
+    if not seconds > 0:
+        raise ValueError(f"a time of {seconds:g} s")
+    pairs = [word.partition("=") for word in words[int(count) :]]
+    env = {name: value for name, _, value in pairs if name and not withheld(name, separation.withheld)}
+    for name in ("PATH", "PYTHONPATH"):
+        if name in env:
+            env[name] = ":".join(entry for entry in env[name].split(":") if entry != TOOLS)
+    return LaunchOrder(words[: int(count)], env, cwd, seconds, "s" in flags, "n" not in flags)
+
+
+def withheld(name: str, names: Sequence[str]) -> bool:
+    """Whether a variable is not for the judged; a name may end in `*`."""
+    return any(name.startswith(each[:-1]) if each.endswith("*") else name == each for each in names)

@@ -1,0 +1,1 @@
+"""Boxes on this machine: namespaces held by descriptors, homes made of layers, one fork server for all."""

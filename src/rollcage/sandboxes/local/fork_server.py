@@ -1,0 +1,184 @@
+"""Our side of the fork server: the one small process that forks and joins namespaces, so that this large one need not.
+
+Every request carries the socket its reply comes back on, so requests never wait for each other.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import select
+import shutil
+import socket
+import sys
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from errno import ETOOMANYREFS
+from pathlib import Path
+
+import anyio
+
+from rollcage.errors import SandboxLost, SetupError
+from rollcage.sandboxes.box_rpc import BoxReply, MemoryFile, RequestRefused
+from rollcage.sandboxes.inside.kernel import receive_fds
+from rollcage.sandboxes.inside.requests import AGAIN_S
+from rollcage.types import JsonObject
+
+_START = "import sys; sys.path.append(sys.argv[1]); from rollcage.sandboxes.local.inside.main import main; main()"
+_GONE = "the sandbox's fork server is gone, and all boxes with it"
+_START_TIMEOUT_S = 60
+
+
+class ForkServer:
+    """A running fork server. It ends when this object is closed or collected, or when this process ends in any way."""
+
+    def __init__(self, layers: Path, uid: int | None) -> None:
+        """Starts it; boxes run as `uid` (None: as whoever we are) and take their layers from the folder `layers`."""
+        bwrap = shutil.which("bwrap")
+        if bwrap is None:
+            raise SetupError("bubblewrap is not installed; run: apt-get install bubblewrap")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        arguments = [
+            str(Path(__file__).parents[3]),
+            str(os.getpid()),
+            str(layers),
+            bwrap,
+            "-" if uid is None else str(uid),
+        ]
+        with theirs:
+            pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-I", "-S", "-c", _START, *arguments],
+                {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),
+                    (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
+                ],
+            )
+        self.pid = pid
+        self._control = ours
+        self._sending = anyio.Lock()
+        self._ready = False
+        self.close = weakref.finalize(self, _end, ours, pid)
+        """Ends it, and every command it started."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether it is dead: its end of our socket closes before anything it started is killed."""
+        try:
+            return self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    async def ask(self, action: str, request: Mapping[str, object], fds: Sequence[int] = ()) -> BoxReply:
+        """Have something done; RequestRefused where it could not be, SandboxLost where the fork server died."""
+        ours, theirs = socket.socketpair()
+        reply = _Reading(ours)
+        try:
+            with theirs, MemoryFile(json.dumps(request).encode()) as body:
+                async with self._sending:
+                    await self._become_ready()
+                    while not self._send(action, [theirs.fileno(), body.fileno(), *fds]):
+                        await anyio.wait_writable(self._control)
+                        await anyio.sleep(AGAIN_S)
+            while not reply.take():
+                await anyio.wait_readable(ours)
+            return reply.result()
+        except BaseException:
+            reply.drop()
+            raise
+        finally:
+            ours.close()
+
+    def ask_now(self, action: str, request: Mapping[str, object], fds: Sequence[int] = ()) -> BoxReply:
+        """The same, for callers outside an event loop."""
+        ours, theirs = socket.socketpair()
+        reply = _Reading(ours)
+        with ours:
+            with theirs, MemoryFile(json.dumps(request).encode()) as body:
+                if not self._ready:
+                    select.select([self._control], [], [], _START_TIMEOUT_S)
+                    self._check_ready()
+                while not self._send(action, [theirs.fileno(), body.fileno(), *fds]):
+                    time.sleep(AGAIN_S)
+            while not reply.take():
+                select.select([ours], [], [])
+            return reply.result()
+
+    async def _become_ready(self) -> None:
+        if not self._ready:
+            with anyio.move_on_after(_START_TIMEOUT_S):
+                await anyio.wait_readable(self._control)
+            self._check_ready()
+
+    def _check_ready(self) -> None:
+        try:
+            self._ready = self._control.recv(16, socket.MSG_DONTWAIT) == b"ready"
+        except BlockingIOError:
+            self._ready = False
+        if not self._ready:
+            raise SetupError(f"the sandbox's fork server does not start: try `{sys.executable} -I -S -c pass`")
+
+    def _send(self, action: str, fds: Sequence[int]) -> bool:
+        try:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+            self._control.sendmsg([action.encode()], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno == ETOOMANYREFS:
+                return False  # for now: whoever shares our uid has many descriptors on their way
+            raise SandboxLost(_GONE) from error
+        return True
+
+
+class _Reading:
+    """A reply as it comes in."""
+
+    def __init__(self, source: socket.socket) -> None:
+        source.setblocking(False)
+        self._source = source
+        self._data = b""
+        self._fds: list[int] = []
+
+    def take(self) -> bool:
+        """Read what is there; true at the end."""
+        while True:
+            try:
+                data, fds = receive_fds(self._source, 1 << 16)
+            except BlockingIOError:
+                return False
+            except ConnectionError as error:
+                raise SandboxLost(_GONE) from error
+            self._fds += fds
+            self._data += data
+            if not data:
+                return True
+
+    def result(self) -> BoxReply:
+        """The whole reply; a refused may come after a first part of it."""
+        body: JsonObject = {}
+        for line in self._data.splitlines():
+            body.update(json.loads(line))
+        if "error" in body:
+            raise RequestRefused(body)
+        if not body:
+            raise SandboxLost(_GONE)
+        return BoxReply(body, self._fds)
+
+    def drop(self) -> None:
+        """Close what came, as nobody will."""
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+
+
+def _end(control: socket.socket, pid: int) -> None:
+    control.close()
+    with suppress(ChildProcessError):
+        os.waitpid(pid, 0)

@@ -1,0 +1,127 @@
+"""The fork server: takes requests on a socket and forks once for each. It ends with its parent, and commands too."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from rollcage.sandboxes.inside import files, kernel
+from rollcage.sandboxes.inside.processes import become_user, end_all
+from rollcage.sandboxes.inside.requests import hand_over, listen, read_request, refusal_of
+from rollcage.sandboxes.local.inside import home, judged, rootfs, spawn, usage
+
+MOST_BYTES = 64
+
+
+def main() -> None:
+    """Serve the socket that is standard input. Arguments: parent's pid, layer folder, bwrap's path, uid or -."""
+    parent, layers, bwrap_path, uid = sys.argv[2:6]
+    os.closerange(3, 1 << 20)
+    # Descriptors on their way through sockets are counted for the uid that all boxes share: ours must always fit.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    watch = os.pidfd_open(int(parent))
+    control = socket.socket(fileno=0)
+    os.setsid()
+    os.umask(0o022)
+    bwrap = os.open(bwrap_path, os.O_PATH | os.O_CLOEXEC)
+    # As root, entered before the drop: the folders above it may be closed to the uid that boxes run as.
+    os.chdir(layers)
+    if uid != "-":
+        _drop_to(int(uid))
+    # The dead are reaped by the kernel, orphans of a killed bubblewrap included.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    kernel.adopt_orphans()
+    gc.freeze()
+    # Whoever started us may be gone already: then there is nothing to do and nobody to tell.
+    with suppress(BrokenPipeError):
+        control.send(b"ready")
+        _take_requests(control, watch, bwrap)
+    # Each bubblewrap dies with us anyhow, but while it starts, what it started may not.
+    end_all()
+
+
+def _take_requests(control: socket.socket, watch: int, bwrap: int) -> None:
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    poll.register(watch, select.POLLIN)
+    while watch not in dict(poll.poll()):
+        message, fds = kernel.receive_fds(control, MOST_BYTES)
+        if not message:
+            return
+        if os.fork() == 0:
+            _serve(message.decode(), fds, bwrap)
+        for fd in fds:
+            os.close(fd)
+
+
+def _drop_to(uid: int) -> None:
+    become_user(uid, uid)
+    kernel.own_proc_entries()
+
+
+def _serve(action: str, fds: list[int], bwrap: int) -> None:
+    """In a child of its own, which never returns."""
+    reply_fd, request_fd, *given = fds
+    reply = socket.socket(fileno=reply_fd)
+    fork_server = os.getppid()
+    try:
+        request = read_request(request_fd)
+        if action == "spawn":
+            spawn.become(request, given, bwrap, fork_server, lambda: _say(reply, {"pid": os.getpid()}))
+        answer, passed = _perform(action, request, given)
+    except Exception as error:  # noqa: BLE001 (whatever it is, it is for the one who asked)
+        answer, passed = refusal_of(error), []
+    try:
+        _say(reply, answer, passed)
+    finally:
+        os._exit(0)
+
+
+def _say(reply: socket.socket, answer: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    data = json.dumps(answer).encode() + b"\n"
+    sent = hand_over(reply, data, fds) if fds else 0
+    reply.sendall(data[sent:])
+
+
+def _perform(action: str, request: dict[str, Any], fds: Sequence[int]) -> tuple[dict[str, Any], list[int]]:
+    if action == "build":
+        return {"ok": True}, rootfs.build(request["layers"], rootfs.Disk.of(request), rootfs.System.of(request))
+    if action == "discard":
+        rootfs.discard(request["folder"])
+        return {"ok": True}, []
+    if action == "join":
+        for fd in fds:
+            os.write(fd, b"0")
+        return {"ok": True}, []
+    kernel.setns(fds[0], kernel.CLONE_NEWUSER)
+    if action == "listen":
+        kernel.setns(fds[1], kernel.CLONE_NEWNET)
+        return {"ok": True}, [listen(request["port"])]
+    kernel.setns(fds[1], kernel.CLONE_NEWNS)
+    if action == "read":
+        return {"ok": True}, [files.open_file(rootfs.ROOT, request["path"])]
+    if action == "divide":
+        return {"ok": True}, [judged.divide(request)]
+    if action == "upper":
+        return {"ok": True}, [home.open_upper(request["upper"])]
+    if action == "usage":
+        return {"bytes": usage.usage(request["first"], fds[2])}, []
+    if action == "write":
+        files.write_file(rootfs.ROOT, request["path"], fds[2], request["mode"])
+    elif action == "checkpoint":
+        home.checkpoint(home.Stack.of(request))
+    elif action == "rewind":
+        changed = home.rewind(home.Stack.of(request), request["keep"], request["restore"])
+        home.empty_tmp(request["tmp"])
+        return {"changed": changed, "kept": usage.usage() if request["brought"] else 0}, []
+    return {"ok": True}, []

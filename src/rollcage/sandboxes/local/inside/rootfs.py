@@ -1,0 +1,251 @@
+"""Builds a box: its namespaces, and in them the root file system that its commands see."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rollcage.sandboxes.inside import kernel
+from rollcage.sandboxes.inside import system as shown
+from rollcage.sandboxes.local.inside import home
+
+FRAME = "/tmp"  # noqa: S108 (every host has it; ours is mounted over it in a mount namespace of our own)
+ROOT = "/root"
+"""What commands see as /; beside it in the frame, out of their sight: layers, disk, and the host's /proc and /dev."""
+
+_SHARE = 8
+"""A box may use this part of what all boxes of one host user share."""
+
+
+class System(NamedTuple):
+    """What a box shows beside its home: folders in the working directory, topmost first."""
+
+    folders: Sequence[str] = ()
+    whole: bool = False
+    """They are a system of their own, and nothing of the host's is shown; else they are laid over the host's."""
+
+    @classmethod
+    def of(cls, request: Mapping[str, object]) -> System:
+        """As a request says; the host's system where it says nothing."""
+        folders = request.get("systems", [])
+        assert isinstance(folders, list)
+        return cls([str(folder) for folder in folders], bool(request.get("whole")))
+
+
+class Disk(NamedTuple):
+    """What a box may write to."""
+
+    size: int
+    """Bytes below home, where that is a disk of its own."""
+    tmp: int
+    """Bytes in /tmp."""
+    folder: str = ""
+    """A folder to be made in the working directory, for what is written below home; else it is a disk of its own."""
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any]) -> Disk:
+        """As a request says."""
+        return cls(request["disk"], request["tmp"], request.get("folder", ""))
+
+
+def build(layers: Sequence[str], disk: Disk, system: System) -> list[int]:
+    """Move this process into a new box; returns descriptors of its user, mount and network namespaces.
+
+    Layers are names in the working directory. It is carried into the new mount namespace, so they are reached even
+    where a folder above them is closed to this uid.
+    """
+    if disk.folder:
+        os.mkdir(disk.folder, 0o700)
+        os.mkdir(f"{disk.folder}/disk")
+    _enter_user_namespace(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET)
+    kernel.loopback_up()
+    _share_fairly()
+    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", FRAME, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=4m,nr_inodes=4k")
+    folders = _bring("systems", system.folders)
+    if system.whole:
+        _show_own(FRAME + ROOT, folders)
+    else:
+        _show_hosts(FRAME + ROOT, folders)
+    if folders:
+        _host_in_frame()
+    else:
+        for name in (*shown.FOLDERS, "etc"):
+            os.symlink(f"{ROOT}/{name}"[1:], f"{FRAME}/{name}")
+    os.mkdir(f"{FRAME}/tmp")  # noqa: S108 (bubblewrap wants one to start from)
+    for name in ("proc", "dev"):
+        os.mkdir(f"{FRAME}/{name}")
+        _bind(f"/{name}", f"{FRAME}/{name}")
+    _bring("layers", layers)
+    if disk.folder:
+        os.mkdir(f"{FRAME}/disk")
+        kernel.mount(f"./{disk.folder}/disk", f"{FRAME}/disk", flags=kernel.MS_BIND)
+        kernel.set_attributes(f"{FRAME}/disk", kernel.ATTR_NOSUID | kernel.ATTR_NODEV)
+    kernel.make_root(FRAME)
+    home.prepare(disk.size, len(layers), brought=bool(disk.folder))
+    home.empty_tmp(disk.tmp, first=True)
+    return [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("user", "mnt", "net")]
+
+
+def discard(folder: str) -> None:
+    """Delete a folder of the working directory that a box wrote to, whatever it made of it.
+
+    In a user namespace of its own: there, no folder that belongs to the box's user can be closed to us.
+    """
+    _enter_user_namespace()
+    if _is_folder(folder):
+        for name in os.listdir(folder):
+            home.discard(f"{folder}/{name}", folder)
+        os.rmdir(folder)
+
+
+def _enter_user_namespace(beside: int = 0) -> None:
+    """Become root of a new user namespace (and owner of new ones of other kinds) in which nobody else is known."""
+    uid, gid = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.CLONE_NEWUSER | beside, "make a user namespace")
+    _put("/proc/self/setgroups", "deny")
+    _put("/proc/self/uid_map", f"0 {uid} 1")
+    _put("/proc/self/gid_map", f"0 {gid} 1")
+
+
+def _put(path: str, text: str) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise kernel.KernelRefused(error.errno or 0, f"write {path}") from error
+
+
+def _share_fairly() -> None:
+    # All boxes run as one host user, who may hold only so many inotify instances: no box may take them all.
+    for limit, ours in (("max_user_instances", "max_inotify_instances"), ("max_user_watches", "max_inotify_watches")):
+        with open(f"/proc/sys/fs/inotify/{limit}") as file:
+            allowed = int(file.read())
+        _put(f"/proc/sys/user/{ours}", str(max(4, allowed // _SHARE)))
+
+
+def _bind(source: str, target: str) -> None:
+    kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
+
+
+def _bring(kind: str, folders: Sequence[str]) -> list[str]:
+    """Bind folders of the working directory into the frame, numbered; returns where they are now."""
+    places = [f"{FRAME}/{kind}/{number}" for number in range(len(folders))]
+    os.mkdir(f"{FRAME}/{kind}")
+    for folder, place in zip(folders, places, strict=True):
+        os.mkdir(place)
+        kernel.mount(f"./{folder}", place, flags=kernel.MS_BIND, about="layer")
+    return places
+
+
+def _show_hosts(root: str, added: Sequence[str]) -> None:
+    """The host's system, with what was added laid over it; in `/etc` only what the host does not show there."""
+    os.mkdir(root)
+    _bind(root, root)
+    _skeleton(root)
+    os.mkdir(f"{root}/etc/ssl")
+    os.mkdir(f"{FRAME}/host")
+    os.mkdir(f"{FRAME}/host/nothing")
+    for name in shown.FOLDERS:
+        over = [f"{folder}/{name}" for folder in added if _is_folder(f"{folder}/{name}")]
+        if over and _is_folder(f"/{name}"):
+            os.mkdir(f"{root}/{name}")
+            _stack([*over, f"/{name}"], f"{root}/{name}")
+        else:
+            _mirror(_apart(name, ("",)), f"{root}/{name}")
+    etc = _apart("etc", shown.ETC)
+    for name in shown.ETC:
+        _mirror(f"{etc}/{name}", f"{root}/etc/{name}")
+    for folder in added:
+        _add_missing(folder, root)
+        _add_missing(f"{folder}/etc", f"{root}/etc")
+    _seal(root)
+
+
+def _apart(name: str, wanted: Sequence[str]) -> str:
+    """Where a folder of the host is seen through an overlay of the box's own, if what is wanted of it can be.
+
+    A watch (inotify) is on a file, however it was reached: without this, a box would see what other boxes open.
+    """
+    shown_there = tuple(f"/{name}/{part}" for part in wanted)
+    with open("/proc/self/mountinfo") as mounts:
+        spread = any(line.split()[4].startswith(shown_there) for line in mounts)
+    if spread or not _is_folder(f"/{name}"):
+        return f"/{name}"  # an overlay shows nothing of what is mounted in it
+    place = f"{FRAME}/host/{name}"
+    os.mkdir(place)
+    try:
+        _stack([f"{FRAME}/host/nothing", f"/{name}"], place)
+    except kernel.KernelRefused:
+        return f"/{name}"
+    return place
+
+
+def _add_missing(folder: str, target: str) -> None:
+    if _is_folder(folder):
+        for name in os.listdir(folder):
+            if not os.path.lexists(f"{target}/{name}"):
+                _mirror(f"{folder}/{name}", f"{target}/{name}")
+
+
+def _show_own(root: str, folders: Sequence[str]) -> None:
+    """A system of its own. Ours lies on top: whatever an image has in these places, mounts never land on it."""
+    os.mkdir(f"{FRAME}/skeleton")
+    _skeleton(f"{FRAME}/skeleton")
+    os.mkdir(root)
+    _stack([f"{FRAME}/skeleton", *folders], root)
+    _seal(root)
+
+
+def _host_in_frame() -> None:
+    """Bubblewrap is the host's and starts outside the box: it must find the host's libraries, never an image's."""
+    os.mkdir(f"{FRAME}/etc")
+    for name in shown.FOLDERS:
+        _mirror(f"/{name}", f"{FRAME}/{name}")
+    for name in ("ld.so.cache", "ld.so.conf", "ld.so.conf.d"):
+        _mirror(f"/etc/{name}", f"{FRAME}/etc/{name}")
+
+
+def _skeleton(root: str) -> None:
+    for name in ("dev", "etc", "home", "home/user", "proc", "run", "tmp"):
+        os.mkdir(f"{root}/{name}")
+    for name, text in {**shown.USERS, **shown.NAMES}.items():
+        with open(f"{root}/etc/{name}", "w") as file:
+            file.write(text)
+
+
+def _seal(root: str) -> None:
+    kernel.set_attributes(root, kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV)
+
+
+def _stack(folders: Sequence[str], target: str) -> None:
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("system", target, "overlay", flags, f"userxattr,lowerdir={':'.join(folders)}")
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _mirror(source: str, target: str) -> None:
+    """Show a host file or folder in the box; a symlink is made anew and leads nowhere if its target is not shown."""
+    try:
+        mode = os.lstat(source).st_mode
+    except OSError:
+        return
+    if stat.S_ISLNK(mode):
+        os.symlink(os.readlink(source), target)
+        return
+    if stat.S_ISDIR(mode):
+        os.mkdir(target)
+    else:
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
+    _bind(source, target)

@@ -1,0 +1,183 @@
+// A form for one rollout.
+import { html, useEffect, useRef, useState } from "../vendor/preact.js";
+import { Refused, request } from "./api.js";
+import { SchemaField, argumentsOf, fieldsOf } from "./schema_form.js";
+
+/** The arguments that are laid out; all others are below "All arguments". What each is comes from the server. */
+const LAID_OUT = ["instruction", "setup", "verify", "endpoint", "task_id", "base_url", "model", "api_key", "agent_timeout_s", "timeout_s", "max_turns", "max_tokens_cap", "temperature"];
+const LIMITS = ["agent_timeout_s", "timeout_s", "max_turns", "max_tokens_cap", "temperature"];
+
+const typeOf = (field) => field.type ?? field.anyOf?.find((one) => one.type !== "null")?.type;
+const choicesOf = (field) => Object.entries(field["x-choices"] ?? {});
+
+/** The form before anything is typed: each argument's default, as text. */
+function emptyForm(schema) {
+  const text = (field) => (typeOf(field) === "array" ? "" : String(field.default ?? ""));
+  const form = Object.fromEntries(LAID_OUT.map((name) => [name, text(schema.properties[name])]));
+  const choices = choicesOf(schema.properties.endpoint).map(([value]) => value);
+  return { ...form, endpoint: choices.includes("scripted") ? "scripted" : choices[0] };
+}
+
+/** What was typed, for whoever looks at something else and comes back; a key is not kept. */
+let draft = null;
+
+const commands = (text) => text.split("\n").map((line) => line.trimEnd()).filter((line) => line.trim());
+
+/** The body of the request; a number that is none is an error beside its field. */
+function bodyOf(form, hidden, schema) {
+  const body = { ...hidden, instruction: form.instruction };
+  for (const name of LAID_OUT.slice(1)) {
+    const type = typeOf(schema.properties[name]);
+    const text = form[name].trim();
+    if (type === "array") body[name] = commands(form[name]);
+    else if (type === "string" && text) body[name] = text;
+    else if (type !== "string" && text) {
+      if (!Number.isFinite(Number(text))) throw Object.assign(new Error("This is no number."), { argument: name });
+      body[name] = Number(text);
+    }
+  }
+  if (form.endpoint !== "scripted") delete body.solution;
+  return body;
+}
+
+/** One argument: its title and its words are the server's. */
+function Field({ name, field, wrong, children }) {
+  const id = `field-${name}`;
+  return html`<div class="field ${wrong ? "invalid" : ""}">
+    <label for=${id}>${field.title ?? name}</label>
+    <p class="hint" id=${`${id}-hint`}>${(field.description ?? "").replaceAll("`", "")}</p>
+    ${children(id, wrong ? `${id}-wrong` : `${id}-hint`)}
+    ${wrong && html`<p class="wrong" id=${`${id}-wrong`} role="alert">${wrong}</p>`}
+  </div>`;
+}
+
+/** The form, once the server has told what it takes. */
+export function Try() {
+  const [schema, setSchema] = useState(null);
+  const [problem, setProblem] = useState("");
+  useEffect(() => {
+    request("/page/arguments").then(setSchema, (error) => setProblem(error.message));
+  }, []);
+  if (!schema) return html`<section class="try"><h1>Try a rollout</h1><p class="lead">${problem || "…"}</p></section>`;
+  return html`<${Form} schema=${schema} />`;
+}
+
+function Form({ schema }) {
+  const empty = emptyForm(schema);
+  const others = fieldsOf(schema).filter((field) => !LAID_OUT.includes(field.name));
+  const [form, setForm] = useState(draft?.form ?? empty);
+  const [hidden, setHidden] = useState(draft?.hidden ?? {});
+  const [typed, setTyped] = useState(draft?.typed ?? {});
+  const [showAll, setShowAll] = useState(false);
+  const [examples, setExamples] = useState([]);
+  const [picked, setPicked] = useState(draft?.picked ?? "");
+  const [wrong, setWrong] = useState({});
+  const [busy, setBusy] = useState(false);
+  const touched = useRef(Boolean(draft));
+  // Until the examples are there, or something was typed, there is nothing to run.
+  const [ready, setReady] = useState(Boolean(draft));
+  useEffect(() => {
+    if (touched.current) draft = { form: { ...form, api_key: "" }, hidden, typed: { ...typed, hf_token: undefined }, picked };
+  }, [form, hidden, typed, picked]);
+
+  const pick = (example) => {
+    const { about, request: body } = example;
+    const { instruction, task_id, setup = [], verify = [], agent_timeout_s, ...rest } = body;
+    touched.current = true;
+    setPicked(about.name);
+    setForm({ ...empty, task_id, instruction, setup: setup.join("\n"), verify: verify.join("\n"), agent_timeout_s: String(agent_timeout_s ?? empty.agent_timeout_s) });
+    setHidden(rest);
+    setTyped({});
+    setWrong({});
+  };
+
+  useEffect(() => {
+    fetch(new URL("../examples.json", import.meta.url))
+      .then((answer) => answer.json())
+      .then(async (list) => {
+        setExamples(list.filter((example) => !example.request.environment));
+        // Whoever was quicker than the examples keeps what they typed.
+        if (!touched.current) pick(list[0]);
+        setReady(true);
+        // Those that work on a remote environment are offered where the server reaches it.
+        const { environments } = await request("/environments");
+        const known = ["", ...environments.map((one) => one.name)];
+        setExamples(list.filter((example) => known.includes(example.request.environment ?? "")));
+      })
+      .catch(() => setExamples((before) => before))
+      .finally(() => setReady(true));
+  }, []);
+
+  const set = (name) => (event) => {
+    touched.current = true;
+    setReady(true);
+    setForm({ ...form, [name]: event.target.value });
+    setWrong({ ...wrong, [name]: undefined });
+  };
+
+  const run = async (event) => {
+    event.preventDefault();
+    setBusy(true);
+    setWrong({});
+    try {
+      if (!form.instruction.trim()) throw Object.assign(new Error("Say what the agent should do."), { argument: "instruction" });
+      const started = await request("/rollouts", { method: "POST", body: bodyOf(form, { ...hidden, ...argumentsOf(others, typed) }, schema) });
+      location.hash = `#/rollouts/${started.rollout_id}`;
+    } catch (error) {
+      const argument = String(error.argument ?? "").split(".")[0];
+      const shown = LAID_OUT.includes(argument) || (showAll && others.some((field) => field.name === argument));
+      const name = shown ? argument : "form";
+      setWrong({ [name]: error instanceof Refused || error.argument ? error.message : `No answer from the server: ${error.message}` });
+      const field = document.getElementById(`field-${name}`) ?? document.getElementById(`argument-${name}`);
+      field?.closest("details")?.setAttribute("open", "");
+      field?.focus();
+    } finally {
+      setBusy(false);
+    }
+  };
+
+  const input = (name, more = {}) => (id, described) =>
+    html`<input id=${id} name=${name} value=${form[name]} onInput=${set(name)} aria-describedby=${described} aria-invalid=${Boolean(wrong[name])} ...${more} />`;
+  const area = (name, rows) => (id, described) =>
+    html`<textarea id=${id} name=${name} rows=${rows} value=${form[name]} onInput=${set(name)} aria-describedby=${described} aria-invalid=${Boolean(wrong[name])} spellcheck=${name === "instruction"}></textarea>`;
+  const field = (name, control) => html`<${Field} name=${name} field=${schema.properties[name]} wrong=${wrong[name]}>${control}<//>`;
+  const files = Object.keys(hidden.upload_files ?? {});
+  const tests = Object.keys(hidden.tests ?? {});
+
+  return html`<section class="try">
+    <h1>Try a rollout</h1>
+    <p class="lead">A real agent works on this in a box of its own, and you watch. The examples bring their own scripted answers, so no model is needed.</p>
+    <div class="examples" role="group" aria-label="Examples">
+      ${examples.map((example) => html`<button type="button" aria-pressed=${picked === example.about.name} onClick=${() => pick(example)}><b>${example.about.name}</b><span>${example.about.says}</span></button>`)}
+      <button type="button" aria-pressed=${picked === ""} onClick=${() => { touched.current = true; setPicked(""); setHidden({}); setTyped({}); setForm(empty); setWrong({}); }}><b>empty</b><span>Your own task, from nothing.</span></button>
+    </div>
+    <form onSubmit=${run} novalidate>
+      ${field("instruction", area("instruction", 5))}
+      <div class="two">${field("setup", area("setup", 4))}${field("verify", area("verify", 4))}</div>
+      ${hidden.environment && html`<p class="hint">The agent works on <code>${hidden.environment}</code> through its tools, and the environment gives the reward.</p>`}
+      ${(files.length > 0 || tests.length > 0) && html`<p class="hint">The example also brings ${files.length} ${files.length === 1 ? "file" : "files"}${tests.length ? ` and ${tests.length} hidden ${tests.length === 1 ? "test" : "tests"}` : ""}: ${[...files, ...tests].map((name) => html`<code>${name}</code> `)}</p>`}
+      <div class="two">
+        ${field("endpoint", (id, described) => html`<select id=${id} name="endpoint" value=${form.endpoint} onChange=${set("endpoint")} aria-describedby=${described}>${choicesOf(schema.properties.endpoint).map(([value, says]) => html`<option value=${value}>${value}: ${says}</option>`)}</select>`)}
+        ${field("task_id", input("task_id"))}
+      </div>
+      ${form.endpoint !== "scripted" &&
+      html`<div class="three">
+        ${field("base_url", input("base_url", { inputmode: "url", placeholder: "http://host:8000/v1" }))}
+        ${field("model", input("model"))}
+        ${field("api_key", input("api_key", { type: "password", autocomplete: "off" }))}
+      </div>`}
+      <details class="limits">
+        <summary>Limits and sampling</summary>
+        <div class="three">${LIMITS.map((name) => field(name, input(name, { inputmode: "decimal" })))}</div>
+      </details>
+      <details class="limits" onToggle=${(event) => setShowAll(event.currentTarget.open)}>
+        <summary>All arguments</summary>
+        ${showAll && others.map((entry) => html`<${SchemaField} key=${entry.name} entry=${entry} root=${schema} value=${typed[entry.name]} errors=${wrong} onChange=${(value) => { touched.current = true; setTyped({ ...typed, [entry.name]: value }); }} />`)}
+      </details>
+      <div class="runbar">
+        <button class="main" disabled=${busy || !ready}>${busy ? "Starting…" : "Run"}</button>
+        ${wrong.form ? html`<p class="wrong" role="alert">${wrong.form}</p>` : html`<small>You are taken to the rollout as it begins.</small>`}
+      </div>
+    </form>
+  </section>`;
+}

@@ -1,0 +1,5 @@
+"""The log on disk: one SQLite file to which every rollout's events are appended, and from which everything is read."""
+
+from rollcage.store.store import Query, Store, Summary
+
+__all__ = ["Query", "Store", "Summary"]

@@ -1,0 +1,61 @@
+"""The row that stands for each rollout in the log's table of rollouts: kept up to date as entries are added."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from rollcage.errors import AlreadyStarted, StoreError
+from rollcage.events import AgentEmitted, Ended, Entry, Event, Queued, Requeued, Scored, StageStarted, TurnEnded
+
+
+def check_claims(connection: sqlite3.Connection, rollout_id: str, event: Event) -> None:
+    """What only one may have: a caller's idempotency key, and the rollout of a dead process."""
+    if isinstance(event, Queued) and event.idempotency_key:
+        sql = "SELECT id FROM rollouts WHERE caller = ? AND idempotency_key = ?"
+        names = (_storable(event.caller), _storable(event.idempotency_key))
+        if first := connection.execute(sql, names).fetchone():
+            raise AlreadyStarted(first[0])
+    elif isinstance(event, Requeued):
+        sql = "SELECT owner FROM rollouts WHERE id = ? AND stage IN ('queued', 'provision', 'setup')"
+        owner = connection.execute(sql, (rollout_id,)).fetchone()
+        if owner is None or owner[0] != event.previous:
+            raise StoreError(f"rollout {rollout_id} was taken over by another process, or its agent has begun")
+
+
+def summarise(connection: sqlite3.Connection, entry: Entry) -> None:
+    """Bring the rollout's row in `rollouts` up to date with one more entry."""
+    event, key = entry.event, entry.rollout_id
+    match event:
+        case Queued(job=job, owner=owner, caller=caller):
+            texts = (key, job.task.id, job.task.instruction[:200], job.agent.name, job.model.model, owner, caller)
+            connection.execute(
+                "INSERT INTO rollouts (id, task_id, instruction, agent, model, owner, caller, idempotency_key,"
+                " reverifies, resumable, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*map(_storable, (*texts, event.idempotency_key, event.reverifies)), event.resumable, entry.time),
+            )
+        case Requeued(owner=owner):
+            connection.execute("UPDATE rollouts SET owner = ?, stage = 'queued' WHERE id = ?", (_storable(owner), key))
+        case AgentEmitted(event=emitted):
+            if session := emitted.session[:200]:
+                # Subagents have sessions too; the agent's own is the first to speak.
+                sql = "UPDATE rollouts SET session = ? WHERE id = ? AND session = ''"
+                connection.execute(sql, (_storable(session), key))
+        case StageStarted(stage=stage):
+            connection.execute("UPDATE rollouts SET stage = ? WHERE id = ?", (stage.value, key))
+        case TurnEnded(turn=turn):
+            counted = turn.usage.get("completion_tokens")
+            tokens = len(turn.tokens) or (counted if isinstance(counted, int) and 0 <= counted < 1 << 40 else 0)
+            connection.execute("UPDATE rollouts SET turns = turns + 1, tokens = tokens + ? WHERE id = ?", (tokens, key))
+        case Scored(reward=reward):
+            connection.execute("UPDATE rollouts SET reward = ? WHERE id = ?", (reward.total, key))
+        case Ended(outcome=outcome, error=error):
+            connection.execute(
+                "UPDATE rollouts SET stage = 'ended', outcome = ?, ended_at = ?, error = ?,"
+                " reward = CASE WHEN ? THEN reward END WHERE id = ?",
+                (outcome.value, entry.time, error and _storable(error), outcome.scored, key),
+            )
+
+
+def _storable(text: str) -> str:
+    """The text as SQLite can hold it: without halves of characters."""
+    return text.encode("utf-8", "replace").decode()

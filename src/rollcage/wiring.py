@@ -1,0 +1,163 @@
+"""Builds the parts from the settings: the one place that says what rollouts are made of. Used by edges only."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+from rollcage.errors import UnknownRollout
+from rollcage.settings import Settings
+from rollcage.types import BASE, SandboxSpec, System
+
+if TYPE_CHECKING:
+    from rollcage.agents.base import Agent
+    from rollcage.agents.opencode.agent import OpenCode
+    from rollcage.environments.base import Environments
+    from rollcage.runner import Registry, Runner
+    from rollcage.sandboxes.base import Provider
+    from rollcage.sandboxes.container.provider import ContainerProvider
+    from rollcage.sandboxes.e2b.provider import E2BProvider
+    from rollcage.sandboxes.images import ImageStore
+    from rollcage.sandboxes.local.provider import LocalProvider
+    from rollcage.store import Store
+
+
+def provider(settings: Settings) -> LocalProvider:
+    """Opens boxes on this machine."""
+    from rollcage.sandboxes.local.provider import LocalProvider
+
+    return LocalProvider(settings.home, say=say)
+
+
+def say(line: str) -> None:
+    """Tell whoever started this process of what takes a while and is done once."""
+    print(f"rollcage: {line}", file=sys.stderr, flush=True)
+
+
+def system_of(settings: Settings, images: ImageStore) -> System:
+    """What boxes show that name no system: what is set, else the base system once it was made."""
+    return settings.system or ("base" if images.has(BASE) else "host")
+
+
+def container_provider(settings: Settings) -> ContainerProvider:
+    """Opens boxes in docker or podman."""
+    from rollcage.sandboxes.container.provider import ContainerProvider
+
+    async def make_base() -> None:
+        from rollcage.sandboxes.images.base import ensure_base
+
+        async with provider(settings) as boxes:
+            await ensure_base(boxes, lambda line: say(f"base system: {line}"))
+
+    return ContainerProvider(settings.home, settings.engines, make_base=make_base)
+
+
+def e2b_provider(settings: Settings) -> E2BProvider:
+    """Opens boxes in E2B's cloud."""
+    from rollcage.sandboxes.e2b.provider import E2BProvider
+
+    return E2BProvider(settings.e2b, settings.home)
+
+
+def providers(settings: Settings) -> Mapping[str, Callable[[], AbstractAsyncContextManager[Provider]]]:
+    """Every kind of box by its name, each ready to be made. Making one costs nothing until its first box is opened."""
+    return {
+        "local": lambda: provider(settings),
+        "container": lambda: container_provider(settings),
+        "e2b": lambda: e2b_provider(settings),
+    }
+
+
+def agent(settings: Settings) -> OpenCode:
+    """The agent that comes with rollcage."""
+    from rollcage.agents.opencode.agent import OpenCode
+
+    return OpenCode(settings.cache_dir, settings.npm_registry)
+
+
+def environments(settings: Settings) -> dict[str, Environments]:
+    """Remote environments, by the word their addresses begin with. None is asked for anything before it is used."""
+    from rollcage.environments.fleet.provider import FleetEnvironments
+    from rollcage.environments.mcp import McpEnvironments
+    from rollcage.environments.openenv import OpenEnvEnvironments
+
+    fleet = FleetEnvironments(settings.fleet.api_key, settings.fleet.base_url)
+    return {"fleet": fleet, "mcp": McpEnvironments(), "openenv": OpenEnvEnvironments()}
+
+
+@asynccontextmanager
+async def opened_registry(settings: Settings, *, warm: int = 0) -> AsyncIterator[Registry]:
+    """Everything rollouts can be run with. Registry that nobody asks for cost nothing.
+
+    `warm`: so many boxes of each kind are kept open ahead, with the agent's server started; local ones from now on.
+    """
+    from rollcage.agents.loop import Loop
+    from rollcage.agents.mini import Mini
+    from rollcage.agents.nop import Nop
+    from rollcage.agents.oracle import Oracle
+    from rollcage.agents.shell import Shell
+    from rollcage.agents.stored import StoredWork
+    from rollcage.gateway import Gateway
+    from rollcage.runner import Registry
+    from rollcage.store.work import WorkStore
+
+    # Every box and every model call takes descriptors; the usual soft limit of 1024 is for small programs.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    async with Gateway.open(answer_limit=settings.answer_limit_mb << 20) as gateway, AsyncExitStack() as stack:
+        boxes = {name: await stack.enter_async_context(make()) for name, make in providers(settings).items()}
+        opencode, images = agent(settings), provider(settings).images
+        work = WorkStore(settings.work_dir, settings.keep_work_mb << 20)
+        agents: list[Agent] = [opencode, Mini(), Shell(), Loop(), Nop(), Oracle(), StoredWork(work.get)]
+        if warm:
+            spec = SandboxSpec(system=system_of(settings, images))
+            boxes = await _pooled(stack, boxes, opencode, warm, spec)
+        yield Registry(
+            providers=boxes,
+            agents={known.name: known for known in agents},
+            gateway=gateway,
+            environments=environments(settings),
+            work=work,
+            system=lambda: system_of(settings, images),
+        )
+
+
+async def _pooled(
+    stack: AsyncExitStack, providers: Mapping[str, Provider], warmer: OpenCode, size: int, usual: SandboxSpec
+) -> dict[str, Provider]:
+    from rollcage.sandboxes.pool import Pool
+
+    pools = {
+        name: await stack.enter_async_context(Pool.over(boxes, size=size, warmer=warmer))
+        for name, boxes in providers.items()
+    }
+    pools["local"].prepare(usual, warmer.layers())
+    return dict(pools)
+
+
+@asynccontextmanager
+async def opened_runner(settings: Settings, store: Store, *, warm: int = 0, at_once: int = 8) -> AsyncIterator[Runner]:
+    """A runner on this log, with everything it needs. `warm`: see `opened_registry`."""
+    from rollcage.runner import Runner
+
+    async with (
+        opened_registry(settings, warm=warm) as backends,
+        Runner.open(store, backends, at_once=at_once) as runner,
+    ):
+        yield runner
+
+
+@asynccontextmanager
+async def opened_log(settings: Settings) -> AsyncIterator[Store]:
+    """The log, for those who read it; what dead processes left open is ended first, so that nobody waits for them."""
+    from rollcage.runner import Owners, recover
+    from rollcage.store import Store
+
+    if not settings.log_path.exists():
+        raise UnknownRollout(f"there are no rollouts yet in {settings.home}; rollcage run makes one")
+    async with Store.open(settings.log_path) as store:
+        await recover(store, Owners.beside(store))
+        yield store

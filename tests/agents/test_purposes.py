@@ -1,0 +1,74 @@
+"""What agents make their model calls for, told by their headers and prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rollcage.agents.opencode.purpose import origin as opencode
+from rollcage.agents.purposes import by_headers
+from rollcage.types import Purpose
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "purpose"),
+    [
+        ({}, {"tools": [{}]}, Purpose.AGENT),
+        ({}, {"messages": [{"role": "user", "content": "hi"}]}, Purpose.AGENT),
+        ({"x-parent-session-id": "p"}, {"tools": [{}]}, Purpose.SUBAGENT),
+        ({}, {"messages": [{"role": "system", "content": "You are a title generator. You ..."}]}, Purpose.TITLE),
+        (
+            {},
+            {"messages": [{"content": "x"}, {"content": [{"text": "Generate a title for this conversation:\n"}]}]},
+            Purpose.TITLE,
+        ),
+        ({}, {"messages": [{"content": "You are a title generator"}], "tools": [{}]}, Purpose.AGENT),
+        (
+            {"x-parent-session-id": "p"},
+            {"messages": [{"content": "You are a context summarization agent. ..."}]},
+            Purpose.COMPACTION,
+        ),
+        ({}, {"messages": "nonsense"}, Purpose.AGENT),
+        ({}, {"messages": [None, 3]}, Purpose.AGENT),
+    ],
+)
+def test_what_a_call_is_for(headers: dict[str, str], body: dict[str, Any], purpose: Purpose) -> None:
+    origin = opencode({"x-session-id": "s", **headers}, body)
+    assert origin == (purpose, "s", headers.get("x-parent-session-id", ""))
+
+
+@pytest.mark.parametrize(
+    ("headers", "origin"),
+    [
+        ({"x-claude-code-session-id": "s"}, (Purpose.AGENT, "s", "")),
+        ({"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"}, (Purpose.SUBAGENT, "a", "s")),
+        (
+            {
+                "x-claude-code-session-id": "s",
+                "x-claude-code-agent-id": "b",
+                "x-claude-code-parent-agent-id": "a",
+            },
+            (Purpose.SUBAGENT, "b", "a"),
+        ),
+        ({"session-id": "s", "thread-id": "s"}, (Purpose.AGENT, "s", "")),
+        ({"session-id": "s", "thread-id": "t", "x-codex-parent-thread-id": "s"}, (Purpose.SUBAGENT, "t", "s")),
+        ({"session-id": "s", "thread-id": "s", "x-openai-subagent": "compact"}, (Purpose.COMPACTION, "s", "")),
+    ],
+)
+def test_other_agents_name_their_sessions_in_other_headers(
+    headers: dict[str, str], origin: tuple[Purpose, str, str]
+) -> None:
+    assert by_headers(headers, {"messages": [], "tools": [{}]}) == origin
+
+
+@pytest.mark.parametrize(
+    ("words", "purpose"),
+    [
+        ("Generate a concise, sentence-case title (3-7 words)", Purpose.TITLE),
+        ("You are a helpful AI assistant tasked with summarizing conversations.", Purpose.COMPACTION),
+    ],
+)
+def test_claude_code_is_known_by_its_prompts_too(words: str, purpose: Purpose) -> None:
+    headers = {"x-claude-code-session-id": "s"}
+    assert by_headers(headers, {"messages": [{"role": "system", "content": words}]}) == (purpose, "s", "")

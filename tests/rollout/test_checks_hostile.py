@@ -1,0 +1,99 @@
+"""Hostile modules and checks: proxied, none is paid; reported, those that are paid are the ones that the docs name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from rollcage.events import Event
+from rollcage.rollout.checks import Sides, run_checks
+from rollcage.sandboxes.base import PATH, Separation, run, sh
+from rollcage.types import TESTS_DIR, Check, Task
+from support import hostile_modules as modules
+from support.boxes import a_box
+from support.paths import ROOT
+from support.pytest_in_box import PYTHON, SETUP, pytest_files
+
+TESTS = {"test_calc.py": modules.PYTEST, "test_unit.py": modules.UNITTEST, "calc.test.mjs": modules.NODE}
+WORKDIR = "/home/user/workdir"
+CHECKS = {
+    "pytest": Check(kind="pytest", path="test_calc.py", interpreter=PYTHON),
+    "unittest": Check(kind="unittest", path="test_unit.py"),
+    "node": Check(kind="node", path="calc.test.mjs", expect=modules.NODE_TESTS),
+}
+
+
+async def nobody(event: Event) -> None:
+    """Nobody listens."""
+
+
+class Bench:
+    """One divided box in which one module after the other is judged."""
+
+    def __init__(self, sides: Sides) -> None:
+        self._sides = sides
+
+    async def earned(self, check: Check, files: Mapping[str, str]) -> float:
+        """What these files in the workdir earn."""
+        clear = ["find", WORKDIR, "-mindepth", "1", "-delete"]
+        assert (await run(self._sides.box, clear)).code == 0
+        for path, text in files.items():
+            await self._sides.box.write(f"{WORKDIR}/{path}", text.encode())
+        task = Task(instruction="-", tests=TESTS, checks=(check,))
+        checked = await run_checks(task, self._sides, nobody, seconds=60)
+        return sum(checked.parts.values()) / len(checked.parts)
+
+    async def paid(self, kinds: Sequence[str], isolation: str, hostile: Mapping[str, Mapping[str, str]]) -> set[str]:
+        """Which of these modules are paid by a check of one of these kinds."""
+        found = set()
+        for kind in kinds:
+            for name, files in hostile.items():
+                seconds = 4 if name == "hangs" else 60
+                check = CHECKS[kind].model_copy(update={"isolation": isolation, "timeout_s": seconds})
+                if await self.earned(check, files):
+                    found.add(f"{kind}: {name}")
+        return found
+
+
+@asynccontextmanager
+async def bench(folder: Path) -> AsyncIterator[Bench]:
+    async with a_box(folder) as box:
+        for path, text in {**pytest_files(), f"{WORKDIR}/calc.py": ""}.items():
+            await box.write(path, text.encode())
+        assert (await sh(box, SETUP)).code == 0
+        await box.checkpoint()
+        await box.rewind((WORKDIR,))
+        for path, text in TESTS.items():
+            await box.write(f"{TESTS_DIR}/{path}", text.encode())
+        async with box.separate(Separation(shared=(WORKDIR,), sealed=(TESTS_DIR,))) as judged:
+            yield Bench(Sides(box, judged, {"PATH": f"{judged.tools}:{PATH}", "TESTS_DIR": TESTS_DIR}, {}))
+
+
+NODE = {name: {"calc.mjs": text} for name, text in modules.NODE_MODULES.items()}
+
+
+@pytest.mark.parametrize("isolation", ["reported", "proxied"])
+async def test_honest_work_is_paid_and_broken_work_is_not(tmp_path: Path, isolation: str) -> None:
+    async with bench(tmp_path) as judge:
+        for kind, check in CHECKS.items():
+            asked = check.model_copy(update={"isolation": isolation})
+            done = {"calc.py": modules.HONEST, "calc.mjs": modules.HONEST_NODE}
+            assert await judge.earned(asked, done) == 1, kind
+            assert await judge.earned(asked, {"calc.py": modules.BROKEN}) == 0, kind
+
+
+async def test_a_proxied_check_pays_no_hostile_module(tmp_path: Path) -> None:
+    async with bench(tmp_path) as judge:
+        assert await judge.paid(["pytest", "unittest"], "proxied", modules.PYTHON) == set()
+        assert await judge.paid(["node"], "proxied", NODE) == set()
+
+
+async def test_a_reported_check_pays_those_that_the_docs_name(tmp_path: Path) -> None:
+    named = set(re.findall(r"^- `(\w+: [^`]+)`", (ROOT / "docs" / "checks.md").read_text(), re.MULTILINE))
+    async with bench(tmp_path) as judge:
+        paid = await judge.paid(["pytest", "unittest"], "reported", modules.PYTHON)
+        assert paid | await judge.paid(["node"], "reported", NODE) == named

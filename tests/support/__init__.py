@@ -1,0 +1,1 @@
+"""What only the tests use: boxes, servers, engines and hostile peers, made for them."""

@@ -1,0 +1,84 @@
+"""A container engine for the tests: the machine's own where one answers, else a podman of our own, else none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import anyio
+import pytest
+
+from rollcage.errors import SetupError
+from rollcage.sandboxes.container.engine import ContainerEngine
+from rollcage.settings import Settings
+from support.paths import SCRIPTS
+
+SCRIPT = SCRIPTS / "container.sh"
+
+
+def answers(address: str) -> bool:
+    """Whether an engine answers there."""
+
+    async def ask() -> None:
+        engine = await ContainerEngine.open([address])
+        engine.close()
+
+    try:
+        anyio.run(ask)
+    except SetupError:
+        return False
+    return True
+
+
+@contextmanager
+def an_engine(folder: Path) -> Iterator[str]:
+    """The address of an engine. Skips the tests where there is none and none can be started."""
+    for address in Settings.from_environ(os.environ).engines:
+        if address.startswith("unix://") and answers(address):
+            yield address
+            return
+    _need_podman()
+    address = f"unix://{folder}/podman.sock"
+    options = ["--root", f"{folder}/root", "--runroot", f"{folder}/run", "--cgroup-manager", "cgroupfs"]
+    # crun refuses machines with both kinds of cgroups, runc does not.
+    options += ["--events-backend", "file", *(["--runtime", "runc"] if shutil.which("runc") else [])]
+    with (folder / "log").open("wb") as log:
+        # The signal is for the case that we are killed.
+        argv = ["setpriv", "--pdeathsig", "TERM", "podman", *options, "system", "service", "--time=0", address]
+        service = subprocess.Popen(argv, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 120
+        while not answers(address):
+            if service.poll() is not None or time.monotonic() > deadline:
+                said = (folder / "log").read_text(errors="replace").strip()[-400:]
+                pytest.skip(f"podman does not serve its API here: {said}")
+            time.sleep(0.1)
+        yield address
+    finally:
+        service.terminate()
+        service.wait()
+        _forget(folder, options)
+
+
+def _need_podman() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("no container engine answers, and only root can start one here")
+    if os.environ.get("CI") in ("true", "1"):
+        done = subprocess.run([SCRIPT], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(done.stderr.strip() or "scripts/container.sh failed")
+    if not shutil.which("podman"):
+        pytest.skip("no container engine answers; scripts/container.sh installs one")
+
+
+def _forget(folder: Path, options: list[str]) -> None:
+    subprocess.run(["podman", *options, "rm", "--all", "--force"], capture_output=True)
+    for mounted in ("root/overlay", "run"):
+        subprocess.run(["umount", "--recursive", "--lazy", str(folder / mounted)], capture_output=True)
+    with suppress(OSError):
+        shutil.rmtree(folder)
