@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from rollcage.errors import UsageError
-from rollcage.events import Queued, StageStarted
+from rollcage.events import AbortRequested, Queued, StageStarted
 from rollcage.runner import Owners, Registry, Runner, recover
 from rollcage.store import Store
 from rollcage.types import AgentSpec, Endpoint, Job, Outcome, SandboxSpec, Task
@@ -118,6 +118,23 @@ async def test_a_rollout_that_another_living_process_runs_is_left_alone(store: S
         assert await recover(store, owners) == []
     assert await recover(store, owners) == ["mine"]
     assert await recover(store, owners) == []
+
+
+async def test_what_a_dead_process_left_is_ended_in_few_commits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(task=Task(instruction="x"), model=Endpoint(base_url="http://127.0.0.1:9/v1", model="m"))
+    because = "its key is not stored"
+    queued = [Queued(job=job, owner="gone", resumable=n % 3 == 0, not_resumable_because=because) for n in range(600)]
+    await store.append_all([(f"r{n}", each) for n, each in enumerate(queued)])
+    await store.append_all([(f"r{n}", AbortRequested(reason="stop")) for n in range(0, 600, 6)])
+    commits, committed = [], store._writer._committed
+    monkeypatch.setattr(store._writer, "_committed", lambda last: (commits.append(last), committed(last)))
+    ended = set(await recover(store, Owners.beside(store)))
+    assert ended == {f"r{n}" for n in range(600) if n % 3 or n % 6 == 0}
+    assert len(commits) < 10
+    crashed, stopped = await store.summary("r1"), await store.summary("r6")
+    assert crashed.outcome is Outcome.CRASHED
+    assert because in (crashed.error or "")
+    assert stopped.outcome is Outcome.ABORTED
 
 
 async def test_a_job_nobody_can_do_is_refused_before_anything_is_started(store: Store, backends: Registry) -> None:

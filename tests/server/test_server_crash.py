@@ -14,7 +14,8 @@ import pytest
 from rollcage.errors import StoreError
 from rollcage.events import Queued, Requeued, StageStarted
 from rollcage.store import Store
-from rollcage.types import Endpoint, Job, Stage, Task
+from rollcage.store.sqlite import closing, connect
+from rollcage.types import Endpoint, Job, Outcome, Stage, Task
 from support.commands import rollcage
 from support.processes import alive, let_go
 from support.served import Served, served, shell
@@ -211,6 +212,36 @@ async def test_a_server_asked_to_stop_aborts_what_runs_and_its_followers_see_the
             assert await server.ended() == 0
     assert '"outcome": "aborted"' in streams[0]
     await gone(mark)
+
+
+async def test_a_server_asked_to_stop_begins_nothing_that_waits_and_ends_all_of_it(tmp_path: Path) -> None:
+    mark = f"mark-{secrets.token_hex(6)}"
+    async with served(tmp_path, "--at-once", "2", "--grace", "0") as server, server.http() as http:
+        running = [await start(http, shell(f"exec -a {mark} sleep 1000")) for _ in range(2)]
+        for each in running:
+            await until(http, each, "running")
+        queued = [await start(http, shell("true")) for _ in range(40)]
+        server.process.send_signal(signal.SIGTERM)
+        assert await server.ended() == 0
+    await gone(mark)
+    async with Store.open(tmp_path / "rollouts.db") as store:
+        assert {(await store.summary(each)).outcome for each in (*running, *queued)} == {Outcome.ABORTED}
+        for each in queued:
+            assert [entry.event.kind for entry in await store.read(each)] == ["queued", "abort_requested", "ended"]
+
+
+async def test_a_server_answers_before_it_has_ended_what_a_dead_one_left(tmp_path: Path) -> None:
+    job = Job(task=Task(instruction="x"), model=Endpoint(base_url="http://127.0.0.1:9/v1", model="m"))
+    async with Store.open(tmp_path / "rollouts.db") as store:
+        await store.append_all([(f"dead{n}", Queued(job=job, owner="gone")) for n in range(3)])
+    with closing(connect(tmp_path / "rollouts.db")) as other:
+        other.execute("BEGIN IMMEDIATE")  # nobody else can write now: recovery has to wait
+        async with served(tmp_path) as server, server.http() as http:
+            assert (await http.get("/health")).status_code == 200
+            assert (await http.get("/rollouts/dead0")).json()["status"] == "queued"
+            other.execute("ROLLBACK")
+            for n in range(3):
+                assert (await result(http, f"dead{n}"))["outcome"] == "crashed"
 
 
 async def test_a_second_signal_leaves_at_once_and_nothing_alive(tmp_path: Path) -> None:

@@ -83,6 +83,11 @@ class FairQueue:
         self._running: dict[Slot, None] = {}
         self._turns = _Turns()
         self._order: dict[Slot, int] | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Nobody gets a place any more; those who have one keep it."""
+        self._closed = True
 
     @property
     def waiting(self) -> int:
@@ -135,7 +140,7 @@ class FairQueue:
             yield chosen
 
     def _fits(self, quota: Quota) -> bool:
-        return self.running < self._at_once and self._turns.may(quota)
+        return not self._closed and self.running < self._at_once and self._turns.may(quota)
 
     def _check(self, quota: Quota) -> None:
         if self._queue is not None and self.waiting >= self._queue:
@@ -149,7 +154,7 @@ class FairQueue:
             raise QueueFull(f"{mine} rollouts of this key wait already, and {kept}; try again later")
 
     def _grant(self) -> None:
-        while self.running < self._at_once and (slot := self._turns.next(self._waiting.heads())):
+        while not self._closed and self.running < self._at_once and (slot := self._turns.next(self._waiting.heads())):
             self._waiting.remove(slot)
             self._running[slot] = None
             self._turns.began(slot.quota)

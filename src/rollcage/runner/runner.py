@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from rollcage.errors import StoreError
-from rollcage.events import AbortRequested, Ended, Event, Queued, Requeued, Rollout
+from rollcage.errors import RollcageError, StoreError
+from rollcage.events import AbortRequested, Ended, Entry, Event, Queued, Requeued, Rollout
 from rollcage.rollout.run import RolloutDeps, run
 from rollcage.runner.live import serve
 from rollcage.runner.owners import Owners
@@ -28,6 +28,12 @@ _DIED = "the process that ran it died before it ended"
 
 BEFORE_AGENT = (Stage.QUEUED, Stage.PROVISION, Stage.SETUP)
 """Stages in which nothing was sampled yet: a rollout that dies there can begin anew."""
+
+TOGETHER = 1000
+"""Rollouts of dead processes that are looked at together."""
+
+Entering = tuple[str, Queued | Requeued, Job, RolloutDeps, Slot]
+"""A rollout that is about to run here: its id, what its log gets, and what it is run with."""
 
 EventListener = Callable[[str, Event], None]
 """Gets every event that this process logs, with the rollout's id, once it is on the disk."""
@@ -68,34 +74,45 @@ async def recover(store: Store, owners: Owners, on_event: EventListener = _ignor
     Those that a server may resume are left to it, unless somebody asked for them to stop.
     """
     ended = []
-    for summary in await store.list(limit=1_000_000, open_only=True):
-        if owners.alive(summary.owner):
-            continue
-        why = await _not_resumable_because(store, summary)
-        over = Ended(outcome=Outcome.CRASHED, error=f"crashed: {_DIED}; {why}start it again", error_code="crashed")
-        if _waits_for_a_server(summary):
-            if not await store.read(summary.id, kinds=("abort_requested",), limit=1):
-                continue
-            error = f"aborted: stopped on request; {_DIED}"
-            over = Ended(outcome=Outcome.ABORTED, error=error, error_code="aborted")
-        with suppress(StoreError):  # another process was quicker
-            await store.append(summary.id, over)
-            ended.append(summary.id)
-            on_event(summary.id, over)
+    dead = await _of_dead_owners(store, owners)
+    for at in range(0, len(dead), TOGETHER):
+        over = await _endings(store, dead[at : at + TOGETHER])
+        for (rollout_id, event), result in zip(over, await store.append_all(over), strict=True):
+            if isinstance(result, Entry):  # else another process was quicker
+                ended.append(rollout_id)
+                on_event(rollout_id, event)
     return ended
 
 
 async def orphans(store: Store, owners: Owners) -> list[Summary]:
     """The rollouts whose process is dead and that a server may resume, oldest first."""
+    return [each for each in reversed(await _of_dead_owners(store, owners)) if _waits_for_a_server(each)]
+
+
+async def _of_dead_owners(store: Store, owners: Owners) -> list[Summary]:
     found = await store.list(limit=1_000_000, open_only=True)
-    return [each for each in reversed(found) if _waits_for_a_server(each) and not owners.alive(each.owner)]
+    dead = {owner for owner in {each.owner for each in found} if not owners.alive(owner)}
+    return [each for each in found if each.owner in dead]
 
 
-async def _not_resumable_because(store: Store, summary: Summary) -> str:
-    if summary.stage not in BEFORE_AGENT:
-        return ""
-    first = (await store.read(summary.id, limit=1))[0].event
-    return f"{first.not_resumable_because}; " if isinstance(first, Queued) and first.not_resumable_because else ""
+async def _endings(store: Store, dead: Sequence[Summary]) -> list[tuple[str, Ended]]:
+    """How the rollouts of dead processes end, those that a server may resume left out."""
+    waiting = {each.id for each in dead if _waits_for_a_server(each)}
+    stopped = {entry.rollout_id for entry in await store.read_all(tuple(waiting), "abort_requested")}
+    early = [each.id for each in dead if each.id not in waiting and each.stage in BEFORE_AGENT]
+    why = {
+        entry.rollout_id: f"{entry.event.not_resumable_because}; "
+        for entry in await store.read_all(early, "queued")
+        if isinstance(entry.event, Queued) and entry.event.not_resumable_because
+    }
+    aborted = Ended(outcome=Outcome.ABORTED, error=f"aborted: stopped on request; {_DIED}", error_code="aborted")
+    return [(each.id, aborted) for each in dead if each.id in stopped] + [
+        (each.id, _crashed(f"{why.get(each.id, '')}start it again")) for each in dead if each.id not in waiting
+    ]
+
+
+def _crashed(why: str) -> Ended:
+    return Ended(outcome=Outcome.CRASHED, error=f"crashed: {_DIED}; {why}", error_code="crashed")
 
 
 def _waits_for_a_server(summary: Summary) -> bool:
@@ -125,30 +142,28 @@ class Runner:
         """Who runs and who waits."""
         self.on_event: EventListener = _ignore
         """Told of every event."""
-        self.recovered: list[tuple[str, Event]] = []
-        """What was ended at the start, because its process was dead."""
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, store: Store, registry: Registry, *, at_once: int = 8, queue: int | None = None
+        cls, store: Store, registry: Registry, *, at_once: int = 8, queue: int | None = None, recovers: bool = True
     ) -> AsyncIterator[Runner]:
         """A runner on this log. Ends what dead processes left open; at the end of the block aborts what still runs.
 
-        `queue`: how many may wait; None means any number.
+        `queue`: how many may wait; None means any number. `recovers`: False where the caller does that later.
         """
         owners = Owners.beside(store)
-        recovered: list[tuple[str, Event]] = []
-        await recover(store, owners, lambda *each: recovered.append(each))
+        if recovers:
+            await recover(store, owners)
         with owners.hold() as owner:
             async with anyio.create_task_group() as tasks:
                 runner = cls(store, registry, tasks, owner, FairQueue(at_once, queue))
-                runner.recovered = recovered
                 await tasks.start(runner._watch_aborts)
                 await tasks.start(serve, owners.socket(owner), registry.gateway.watch)
                 try:
                     yield runner
                 finally:
+                    runner.queue.close()
                     tasks.cancel_scope.cancel()
 
     async def start(self, job: Job, options: StartOptions | None = None) -> str:
@@ -170,40 +185,59 @@ class Runner:
             not_resumable_because=options.not_resumable_because,
             reverifies=options.reverifies,
         )
-        await self._enter(rollout_id, queued, job, deps, self.queue.take(options.quota))
+        slot = self.queue.take(options.quota)
+        # What is in the log must be run: whoever asked may be cancelled, but not between the two.
+        with anyio.CancelScope(shield=True):
+            (result,) = await self._enter([(rollout_id, queued, job, deps, slot)])
+        if not isinstance(result, Entry):
+            raise result
         return rollout_id
 
-    async def adopt(self, orphan: Summary, job: Job, quota: Quota) -> bool:
-        """Run a dead process's rollout anew, with a key in its job again; False where somebody else was quicker."""
-        deps = self._registry.deps(job)
-        requeued = Requeued(owner=self._owner, previous=orphan.owner)
-        try:
-            await self._enter(orphan.id, requeued, job, deps, self.queue.take(quota, always=True))
-        except StoreError:
-            return False
-        if await self._store.read(orphan.id, kinds=("abort_requested",), limit=1):
-            self._stop(orphan.id)
-        return True
+    def check(self, job: Job) -> None:
+        """UsageError where nobody here can do this job."""
+        self._registry.deps(job)
+
+    async def adopt(self, orphans: Sequence[tuple[Summary, Job, Quota]]) -> set[str]:
+        """Run dead processes' rollouts anew, with keys in their jobs again; the ids where nobody else was quicker."""
+        entering = [
+            (
+                orphan.id,
+                Requeued(owner=self._owner, previous=orphan.owner),
+                *(job, self._registry.deps(job), self.queue.take(quota, always=True)),
+            )
+            for orphan, job, quota in orphans
+        ]
+        with anyio.CancelScope(shield=True):
+            results = await self._enter(entering)
+        adopted = {each[0] for each, result in zip(entering, results, strict=True) if isinstance(result, Entry)}
+        for entry in await self._store.read_all(tuple(adopted), "abort_requested"):
+            self._stop(entry.rollout_id)
+        return adopted
 
     async def give_up(self, orphan: Summary, why: str) -> None:
         """End a dead process's rollout that cannot be run anew."""
         with suppress(StoreError):  # somebody else was quicker
             await self._store.append(orphan.id, Requeued(owner=self._owner, previous=orphan.owner))
-            over = Ended(outcome=Outcome.CRASHED, error=f"crashed: {_DIED}; {why}", error_code="crashed")
+            over = _crashed(why)
             await self._store.append(orphan.id, over)
             self.on_event(orphan.id, over)
 
-    async def _enter(self, rollout_id: str, first: Queued | Requeued, job: Job, deps: RolloutDeps, slot: Slot) -> None:
-        # What is in the log must be run: whoever asked may be cancelled, but not between the two.
-        with anyio.CancelScope(shield=True):
-            try:
-                await self._store.append(rollout_id, first)
-            except BaseException:
+    async def _enter(self, entering: Sequence[Entering]) -> list[Entry | RollcageError]:
+        """Log how these begin, and run those that the log took; shielded by the caller."""
+        try:
+            results = await self._store.append_all([(rollout_id, first) for rollout_id, first, *_ in entering])
+        except BaseException:
+            for *_, slot in entering:
                 slot.leave()
-                raise
-            self._running[rollout_id] = _Running(anyio.CancelScope(), anyio.Event(), slot)
-            self._tasks.start_soon(self._run, rollout_id, job, deps)
-        self.on_event(rollout_id, first)
+            raise
+        for (rollout_id, first, job, deps, slot), result in zip(entering, results, strict=True):
+            if isinstance(result, Entry):
+                self._running[rollout_id] = _Running(anyio.CancelScope(), anyio.Event(), slot)
+                self._tasks.start_soon(self._run, rollout_id, job, deps)
+                self.on_event(rollout_id, first)
+            else:
+                slot.leave()
+        return results
 
     @property
     def open_ids(self) -> list[str]:
@@ -248,6 +282,30 @@ class Runner:
                 return False
         self._stop(rollout_id)
         return True
+
+    async def stop(self, reason: str, *, grace_s: float = 0) -> None:
+        """Abort all that wait here at once, and all that run after `grace_s`; done when all have ended."""
+        self.queue.close()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._abort, reason, [each for each in self._running if not self._began(each)])
+            with anyio.move_on_after(grace_s):
+                await self.idle()
+        while self._running:
+            await self._abort(reason, self.open_ids)
+            await self.idle()
+
+    async def idle(self) -> None:
+        """Wait until nothing of what is here now runs or waits any more."""
+        for each in list(self._running.values()):
+            await each.over.wait()
+
+    async def _abort(self, reason: str, rollout_ids: Sequence[str]) -> None:
+        await self._store.append_all([(each, AbortRequested(reason=reason)) for each in rollout_ids])
+        for each in rollout_ids:
+            self._stop(each)
+
+    def _began(self, rollout_id: str) -> bool:
+        return self._running[rollout_id].slot.granted.is_set()
 
     def _stop(self, rollout_id: str) -> None:
         if mine := self._running.get(rollout_id):

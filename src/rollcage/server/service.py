@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -42,6 +42,8 @@ Entries = list[Entry]
 
 LOOK_S = 5.0
 """How often the service looks for rollouts whose process has died."""
+ADOPTED = 100
+"""So many of them are begun anew together."""
 
 
 class ServerLimits(Value):
@@ -83,8 +85,6 @@ class Service(LogReader):
         self.metrics = Metrics(runner.queue, lambda: self._feeds.followers)
         """What this process counts."""
         runner.on_event = self._on_event
-        for each in runner.recovered:
-            self._on_event(*each)
 
     @classmethod
     @asynccontextmanager
@@ -109,7 +109,7 @@ class Service(LogReader):
             anyio.create_task_group() as tasks,
             # Before the runner, so that it outlives the rollouts.
             AsyncExitStack() as stack,
-            Runner.open(store, backends, at_once=limits.at_once, queue=limits.queue) as runner,
+            Runner.open(store, backends, at_once=limits.at_once, queue=limits.queue, recovers=False) as runner,
         ):
             service = cls(settings, store, runner, tasks, limits)
             service.environments = RemoteEnvironments(backends.environments, environments or {}, settings, tasks)
@@ -243,20 +243,11 @@ class Service(LogReader):
         return Aborted(rollout_id=rollout_id, aborted=aborted, reason=reason if aborted else "it had ended already")
 
     async def stop(self, how: Literal["finish", "abort"], *, grace_s: float = 5) -> None:
-        """Start nothing more; wait for what runs: to its end, or for `grace_s`, and then abort it."""
+        """Start nothing more. `finish` waits for all; `abort` ends what waits at once, what runs after `grace_s`."""
         self._stopping = True
-        with anyio.move_on_after(None if how == "finish" else grace_s):
-            await self._all_ended()
-        for rollout_id in self._runner.open_ids:
-            await self._runner.abort(rollout_id, "the server stops")
-        await self._all_ended()
-
-    async def _all_ended(self) -> None:
-        for rollout_id in self._runner.open_ids:
-            try:
-                await self._runner.over(rollout_id)
-            except StoreError:
-                continue
+        if how == "finish":
+            await self._runner.idle()
+        await self._runner.stop("the server stops", grace_s=grace_s)
 
     def _state(self, summary: Summary) -> RolloutState:
         return state_of(summary, self._runner.position(summary.id))
@@ -284,24 +275,34 @@ class Service(LogReader):
             if not self._stopping:
                 try:
                     await recover(self._store, self._owners, self._on_event)
-                    for orphan in await orphans(self._store, self._owners):
-                        await self._adopt(orphan, callers.get(orphan.caller) or Caller(name=orphan.caller))
+                    found = await orphans(self._store, self._owners)
+                    for at in range(0, len(found), ADOPTED):
+                        await self._adopt(found[at : at + ADOPTED], callers)
                 except StoreError:
                     pass  # a full disk, say; the next look may fare better
             await anyio.sleep(LOOK_S)
 
-    async def _adopt(self, orphan: Summary, caller: Caller) -> None:
-        first = (await self._store.read(orphan.id, limit=1))[0].event
-        if not isinstance(first, Queued):
-            return
-        scripted: Scripted = (await self._scripted()).endpoint if first.job.model.kind == "scripted" else _no_script
-        try:
-            job = rebuild_job(first.job, self.settings, scripted=scripted)
+    async def _adopt(self, found: Sequence[Summary], callers: Mapping[str, Caller]) -> None:
+        firsts = {e.rollout_id: e.event for e in await self._store.read_all([each.id for each in found], "queued")}
+        wanted = []
+        for orphan in found:
+            first = firsts[orphan.id]
+            if not isinstance(first, Queued) or self._stopping:
+                continue
+            scripted: Scripted = (await self._scripted()).endpoint if first.job.model.kind == "scripted" else _no_script
+            try:
+                job = rebuild_job(first.job, self.settings, scripted=scripted)
+                self._runner.check(job)
+            except UsageError as error:
+                await self._runner.give_up(orphan, f"it cannot be resumed: {error}")
+                continue
             self._scripts[orphan.id] = job.model
-            if not await self._runner.adopt(orphan, job, caller.quota):
+            caller = callers.get(orphan.caller) or Caller(name=orphan.caller)
+            wanted.append((orphan, job, caller.quota))
+        adopted = await self._runner.adopt(wanted)
+        for orphan, _, _ in wanted:
+            if orphan.id not in adopted:
                 self._forget(self._scripts.pop(orphan.id, None))
-        except UsageError as error:
-            await self._runner.give_up(orphan, f"it cannot be resumed: {error}")
 
 
 async def _entries(pages: AsyncGenerator[Lines, None]) -> AsyncGenerator[Entry, None]:

@@ -21,7 +21,7 @@ from rollcage.store.notify import CommitNotifier, Subscription, Watch
 from rollcage.store.packing import Damaged
 from rollcage.store.sqlite import MIGRATIONS, closing, connect, entries, explained, prepare, rebuild, transaction
 from rollcage.store.upcast import with_former
-from rollcage.store.writer import Writer
+from rollcage.store.writer import Result, Writer
 from rollcage.types import Outcome, Stage, Value
 
 __all__ = ["MIGRATIONS", "Query", "Store", "Summary"]
@@ -33,6 +33,7 @@ PAGE = 200
 
 T = TypeVar("T")
 Entries = list[Entry]
+Results = list[Result]
 
 
 class Summary(Value):
@@ -159,6 +160,10 @@ class Store:
         """
         return await self._writer.append(rollout_id, event)
 
+    async def append_all(self, events: Sequence[tuple[str, Event]]) -> Results:
+        """As `append`, for events of many rollouts in few commits: the entry of each, or why it was refused."""
+        return await self._writer.append_all(events)
+
     async def read(
         self,
         rollout_id: str,
@@ -178,6 +183,15 @@ class Store:
         where = f"rollout_id = ? AND seq > ? {picked}ORDER BY seq {'DESC ' if newest else ''}LIMIT ?"
         found = await self._entries(where, (rollout_id, after, *kinds, _sql_limit(limit)))
         return found[::-1] if newest else found
+
+    async def read_all(self, rollout_ids: Sequence[str], kind: str) -> Entries:
+        """The entries of one kind of many rollouts, in few trips to the disk."""
+        found: Entries = []
+        for at in range(0, len(rollout_ids), PAGE):
+            some = rollout_ids[at : at + PAGE]
+            where = f"rollout_id IN ({','.join('?' * len(some))}) AND kind = ? ORDER BY id"
+            found += await self._entries(where, (*some, kind))
+        return found
 
     async def follow(self, rollout_id: str, *, after: int = 0) -> AsyncGenerator[Entry, None]:
         """A rollout's entries above `after`, then each new one as it comes from any process; over after `Ended`."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from rollcage.errors import RollcageError, StoreError
 from rollcage.events import Entry, Event
@@ -49,9 +49,22 @@ class Writer:
         """Add an event to a rollout's log."""
         if self._closed:
             raise StoreError(f"cannot write {self._path}: it was closed")
+        return await self._put(rollout_id, event)
+
+    async def append_all(self, events: Sequence[tuple[str, Event]]) -> list[Result]:
+        """Add many, in this order, in as few commits as can be; what became of each."""
+        if self._closed:
+            raise StoreError(f"cannot write {self._path}: it was closed")
+        results = await asyncio.gather(*(self._put(*each) for each in events), return_exceptions=True)
+        for result in results:
+            if not isinstance(result, Entry | RollcageError):
+                raise result
+        return cast("list[Result]", results)
+
+    def _put(self, rollout_id: str, event: Event) -> asyncio.Future[Entry]:
         future: asyncio.Future[Entry] = self._loop.create_future()
         self._queue.put(Request(rollout_id, event, time.time(), future))
-        return await future
+        return future
 
     def close(self) -> None:
         """Write what is waiting, and end."""
