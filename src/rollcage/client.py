@@ -5,7 +5,9 @@ Only what is safe is tried again: reading always; starting, because every start 
 
 from __future__ import annotations
 
+import random
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from functools import partial
@@ -32,6 +34,10 @@ T = TypeVar("T")
 RETRY_STATUSES = (502, 503, 504)
 LONGEST_WAIT_S = 60.0
 """How long one request waits for the end of a rollout; then it is asked again."""
+RETRY_S = 60.0
+"""How long a server may be away: longer than one takes to stop and to start again."""
+LONGEST_PAUSE_S = 4.0
+"""Between two tries."""
 SILENCE_S = 60.0
 """A stream that is silent for so long is dead: the server sends something every 15 s."""
 
@@ -53,10 +59,13 @@ class Client:
         address: str = "http://127.0.0.1:8000",
         *,
         key: str = "",
-        retries: int = 5,
+        retry_s: float = RETRY_S,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """`key`: one of the server's; none where it asks for none. `retries`: how often a safe request is repeated."""
+        """`key`: one of the server's; none where it asks for none.
+
+        `retry_s`: how long what is safe is tried again while the server does not answer, or is about to stop.
+        """
         if not address.startswith(("http://", "https://")):
             raise UsageError(
                 f"{address!r} is no address of a server",
@@ -73,7 +82,7 @@ class Client:
             # Fetching all the world's certificates takes longer than most requests.
             verify=not address.startswith("http://"),
         )
-        self._retries = retries
+        self._retry_s = retry_s
 
     def _explained(self, error: Exception) -> RollcageError:
         if isinstance(error, RollcageError):
@@ -127,23 +136,24 @@ class Client:
 
         A stream that breaks is taken up where it broke: no entry is lost, none comes twice.
         """
-        failures = 0
+        patience = _Patience(self._retry_s)
         while True:
+            began = time.monotonic()
             try:
                 async with self._stream(rollout_id, after) as frames:
                     async for entry in frames:
                         yield entry
-                        after, failures = entry.seq, 0
+                        after = entry.seq
+                        patience.restore()
                         if isinstance(entry.event, Ended):
                             return
                     if after and await self._over(rollout_id, after):
                         return
                     raise httpx.RemoteProtocolError("the stream ended before the rollout did")
             except (httpx.TransportError, ServerError) as error:
-                failures += 1
-                if failures > self._retries or not _again(error):
-                    raise self._explained(error) from error
-                await anyio.sleep(_pause(failures))
+                if time.monotonic() - began > LONGEST_PAUSE_S:
+                    patience.restore()  # the line held for a while: this is another break
+                await self._pause(patience, error)
 
     async def abort(self, rollout_id: str, reason: str = "", *, wait_s: float = 0) -> Aborted:
         """Stop it. `wait_s`: return only when it has ended, or when so much time has passed."""
@@ -186,17 +196,21 @@ class Client:
 
     async def _ask(self, model: type[M], method: str, path: str, *, safe: bool = False, **more: Any) -> M:
         """Ask and read the answer; what is safe is tried again where the server did not answer, or is busy."""
-        attempt = 0
+        patience = _Patience(self._retry_s if safe or method == "GET" else 0)
         while True:
             try:
                 answer = await self._http.request(method, path, **more)
                 _check(answer)
                 return model.model_validate_json(answer.content)
             except (httpx.TransportError, ServerError) as error:
-                attempt += 1
-                if attempt > self._retries or not (safe or method == "GET") or not _again(error):
-                    raise self._explained(error) from error
-                await anyio.sleep(_pause(attempt))
+                await self._pause(patience, error)
+
+    async def _pause(self, patience: _Patience, error: Exception) -> None:
+        """Wait before the next try; raises where there is none."""
+        pause = patience.pause() if _again(error) else None
+        if pause is None:
+            raise self._explained(error) from error
+        await anyio.sleep(pause)
 
     async def _over(self, rollout_id: str, after: int) -> bool:
         """Whether the rollout has ended, and we have all of it."""
@@ -224,9 +238,9 @@ class SyncClient:
     The requests run in a thread of its own, so it works where a loop runs already: in a notebook, in a callback.
     """
 
-    def __init__(self, address: str = "http://127.0.0.1:8000", *, key: str = "", retries: int = 5) -> None:
+    def __init__(self, address: str = "http://127.0.0.1:8000", *, key: str = "", retry_s: float = RETRY_S) -> None:
         """As `Client`. Use `with`, or call `close` at the end."""
-        self._client = Client(address, key=key, retries=retries)
+        self._client = Client(address, key=key, retry_s=retry_s)
         self._thread = ExitStack()
         self._portal = self._thread.enter_context(start_blocking_portal())
         self._open = True
@@ -382,5 +396,23 @@ def _again(error: Exception) -> bool:
     )
 
 
-def _pause(attempt: int) -> float:
-    return min(8.0, 0.1 * 2.0**attempt)
+class _Patience:
+    """How long to go on trying: so many seconds from the first failure, with pauses that grow and are never in step."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._until, self._failures = seconds, 0.0, 0
+
+    def restore(self) -> None:
+        """It went well again: the next failure is a first one."""
+        self._failures = 0
+
+    def pause(self) -> float | None:
+        """How long to wait before the next try; None where the time is up."""
+        now = time.monotonic()
+        if self._failures == 0:
+            self._until = now + self._seconds
+        self._failures += 1
+        if now >= self._until:
+            return None
+        grown = min(LONGEST_PAUSE_S, 0.1 * 2.0 ** min(self._failures, 10))
+        return random.uniform(0.5, 1) * grown  # noqa: S311 - no secret

@@ -14,11 +14,11 @@ import pytest
 from anyio.abc import SocketStream
 
 from rollcage import Client
-from rollcage.client import ServerError, SyncClient
+from rollcage.client import ServerError, SyncClient, _Patience
 from rollcage.errors import UnknownRollout, UsageError
 from rollcage.events import Ended, Entry, Queued
 from rollcage.types import Outcome
-from support.served import Served, served, shell
+from support.served import Served, served, shell, steady_port
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ async def test_what_nobody_knows_is_an_error_and_a_server_that_is_not_there_too(
             await client.result("0000000000000000")
         with pytest.raises(UnknownRollout):
             await followed(client, "0000000000000000")
-    async with Client("http://127.0.0.1:9", retries=1) as client:
+    async with Client("http://127.0.0.1:9", retry_s=0) as client:
         with pytest.raises(ServerError, match=r"at http://127\.0\.0\.1:9 cannot be reached"):
             await client.state("0000000000000000")
     with pytest.raises(UsageError, match="is no address of a server"):
@@ -174,6 +174,72 @@ async def test_a_start_whose_answer_was_lost_is_repeated_and_starts_nothing_twic
         assert started.joined
         await client.wait(started.rollout_id)
         assert len([state async for state in client.list(task_id="once-only")]) == 1
+
+
+class Counting(httpx.AsyncHTTPTransport):
+    """Counts the tries that found nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: dict[str, int] = {}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        try:
+            return await super().handle_async_request(request)
+        except httpx.ConnectError:
+            self.refused[request.method] = self.refused.get(request.method, 0) + 1
+            raise
+
+
+async def test_a_client_outlasts_a_restart_of_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollcage.client.LONGEST_PAUSE_S", 0.2)
+    port = str(steady_port())
+    address, transport = f"http://127.0.0.1:{port}", Counting()
+    async with Client(address, transport=transport, retry_s=600) as client:
+        async with served(tmp_path, "--at-once", "1", "--port", port) as first:
+            await client.start(**shell("sleep 1000"))  # type: ignore[arg-type]
+            queued = (await client.start(**shell("true", verify=["true"]))).rollout_id  # type: ignore[arg-type]
+            first.kill()
+        got: list[object] = []
+
+        async def wait() -> None:
+            got.append((await client.wait(queued)).reward)
+
+        async def follow() -> None:
+            got.append([entry.seq for entry in await followed(client, queued)])
+
+        async def start() -> None:
+            got.append((await client.run(**shell("true", verify=["true"]))).reward)  # type: ignore[arg-type]
+
+        async with anyio.create_task_group() as tasks:
+            for each in (wait, follow, start):
+                tasks.start_soon(each)
+            with anyio.fail_after(120):
+                while transport.refused.get("GET", 0) < 20 or transport.refused.get("POST", 0) < 10:
+                    await anyio.sleep(0.01)
+            async with served(tmp_path, "--port", port):
+                with anyio.fail_after(120):
+                    while len(got) < 3:
+                        await anyio.sleep(0.05)
+        assert got.count(1.0) == 2
+        seqs = next(each for each in got if isinstance(each, list))
+        assert seqs == list(range(1, len(seqs) + 1))
+
+
+def test_patience_lasts_for_a_time_with_pauses_out_of_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("rollcage.client.time.monotonic", lambda: now[0])
+    runs = []
+    for _ in range(2):
+        patience, pauses, now[0] = _Patience(60), [], 0.0
+        while (pause := patience.pause()) is not None:
+            pauses.append(pause)
+            now[0] += pause
+        runs.append(pauses)
+        assert 60 <= now[0] < 64
+        assert max(pauses) <= 4
+    assert runs[0] != runs[1]
+    assert _Patience(0).pause() is None
 
 
 async def test_waiting_has_an_end(server: Served) -> None:
