@@ -126,6 +126,9 @@ nothing to verify."""
 Trust = Literal["isolated", "in_process", "shared"]
 """How far a reward can be trusted, best first."""
 
+RewardFrom = Literal["reward.txt", "reward.json", "commands"]
+"""Where a verifier's number can be."""
+
 FINISHED_BEFORE = "succeeded"
 """What `finished` was called: callers may still say it, and clients of the published shapes are told it."""
 
@@ -503,6 +506,9 @@ class Task(Value):
     isolate: bool = False
     """The verifier does not see the workdir: what it wants of the agent's work it asks for through the launcher
     `untrusted`. No code under test can then run in the verifier's reach, and the reward's trust is `isolated`."""
+    reward_from: RewardFrom | None = None
+    """Where the verifier's number is: in `reward.txt` (`$REWARD_FILE`), in `reward.json` beside it, or the share of
+    `commands` that passed. None: a reward file where there is one and nothing contradicts it, else the commands."""
     seal_tests: bool = True
     """Nothing can change `$TESTS_DIR` while verification runs. False: for verifiers that build something in there."""
     verifier: str = ""
@@ -545,6 +551,16 @@ class Task(Value):
             if not any(place.is_relative_to(folder) for folder in (workdir, *info.data.get("keep", ()))):
                 raise ValueError(f"{path!r} is neither in the workdir nor in `keep`; elsewhere all is put back anyhow")
         return paths
+
+    @field_validator("reward_from")
+    @classmethod
+    def _has_a_source(cls, source: RewardFrom | None, info: ValidationInfo) -> RewardFrom | None:
+        verify, script = info.data.get("verify", ("?",)), info.data.get("test_script", "?")
+        if source == "commands" and (script or not verify):
+            raise ValueError("`commands` wants `verify`, and no `test_script`, which writes a reward of its own")
+        if source and not verify and not script:
+            raise ValueError(f"there is nothing that could write {source}: give `verify` or `test_script`")
+        return source
 
     @field_validator("workdir", "keep", mode="after")
     @classmethod

@@ -167,9 +167,12 @@ async def test_the_same_task_can_be_solved_honestly(verifier: Task, verify_in: s
 
 async def test_code_of_the_agents_that_writes_a_reward_while_it_is_tested_is_ignored_and_noticed(play: Play) -> None:
     cheat = 'echo \'import os; open(os.environ["REWARD_FILE"], "w").write("1")\' >> calc.py'
-    rollout = await play(BY_COMMAND.model_copy(update={"instruction": cheat}), agent="shell")
+    task = BY_COMMAND.model_copy(update={"instruction": cheat, "reward_from": "commands"})
+    rollout = await play(task, agent="shell")
     assert rollout.reward == 0
-    assert any("did not write" in suspicion.what for suspicion in rollout.suspicions)
+    assert any("not the verifier's" in suspicion.what for suspicion in rollout.suspicions)
+    unsure = await play(task.model_copy(update={"reward_from": None}), agent="shell")
+    assert (unsure.reward, unsure.outcome, unsure.blame) == (None, Outcome.VERIFY_FAILED, "agent")
 
 
 async def test_what_was_changed_outside_the_workdir_is_noticed_and_not_seen(play: Play) -> None:
@@ -200,13 +203,16 @@ async def test_a_reward_that_only_the_tasks_files_speak_of_is_not_believed(play:
     cheat = 'echo \'import os; open(os.environ["REWARD_FILE"], "w").write("1")\' >> calc.py'
     files = {**BY_COMMAND.files, "README.md": "Computes the reward of a policy."}
     rollout = await play(BY_COMMAND.model_copy(update={"instruction": cheat, "files": files}), agent="shell")
-    assert rollout.reward == 0
+    assert (rollout.reward, rollout.blame) == (None, "agent")
 
 
 async def test_a_total_that_the_agents_code_wrote_beside_the_verifiers_parts_is_not_believed(play: Play) -> None:
     cheat = 'echo \'import os; open(os.environ["REWARD_FILE"], "w").write("1")\' >> calc.py'
     judge = 'python3 -c "import calc"; echo \'{"tests": 0}\' > ~/logs/verifier/reward.json'
-    rollout = await play(Task(instruction=cheat, files={"calc.py": ADD}, verify=(judge,)), agent="shell")
+    task = Task(instruction=cheat, files={"calc.py": ADD}, verify=(judge,))
+    unsure = await play(task, agent="shell")
+    assert (unsure.reward, unsure.outcome, unsure.blame) == (None, Outcome.VERIFY_FAILED, "agent")
+    rollout = await play(task.model_copy(update={"reward_from": "reward.json"}), agent="shell")
     assert rollout.score is not None
     assert (rollout.reward, rollout.score.source) == (0, "reward_json")
 

@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rollcage.errors import SandboxError
-from rollcage.rollout.reward import believed
 from rollcage.sandboxes.local.provider import LocalProvider
-from rollcage.types import HOME, CommandResult, Reward, Task
+from rollcage.types import HOME, CommandResult, Task
 from support.judging import judged
 from support.plain_boxes import PlainProvider
 
@@ -23,7 +22,7 @@ async def provider(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lo
 GRADE = f"{HOME}/grade.sh"
 
 
-@pytest.mark.parametrize("number", ["0.0", "0.25", "1"])
+@pytest.mark.parametrize("number", ["0.0", "0.25", "0.7", "1"])
 async def test_what_a_script_of_the_verifiers_wrote_counts(number: str, provider: LocalProvider) -> None:
     setup = (f"echo 'echo {number} > {HOME}/logs/verifier/reward.txt' > {GRADE}",)
     for verifier in ({"verify": (f"bash {GRADE}",)}, {"test_script": f"bash {GRADE}"}):
@@ -32,21 +31,18 @@ async def test_what_a_script_of_the_verifiers_wrote_counts(number: str, provider
         assert verdict.reward is not None and verdict.reward.source == "reward_file"
 
 
-async def test_a_reward_nobody_speaks_of_lowers_what_was_granted_and_never_raises_it(provider: LocalProvider) -> None:
+async def test_a_reward_that_the_judged_code_wrote_is_no_number(provider: LocalProvider) -> None:
     forge = "echo 'echo 1 > ~/logs/verifier/reward.txt; exit 1' > work.sh"
-    half = await judged(provider, Task(instruction=forge, verify=("bash work.sh", "true")))
-    assert half.error is not None and half.error.blame == "agent" and "forged" in str(half.error)
-    none = await judged(provider, Task(instruction=forge, verify=("bash work.sh",)))
-    assert (none.total, [each.code for each in none.suspicions]) == (0, ["foreign_reward"])
-
-
-def test_a_claim_is_held_against_what_was_granted() -> None:
-    granted = Reward(total=0.5)
-    assert believed(granted, b"0.5", path="x", is_json=False)[0] == Reward(total=0.5, source="reward_file")
-    assert believed(None, b"0.7", path="x", is_json=False)[0] == Reward(total=0.7, source="reward_file")
-    assert believed(Reward(total=0), b"junk", path="x", is_json=False) == (Reward(total=0), True)
-    claimed, ignored = believed(granted, b'{"a": 0.25}', path="x", is_json=True)
-    assert claimed is not None and (claimed.total, claimed.parts, ignored) == (0.25, {"a": 0.25}, False)
+    for commands in (("bash work.sh", "true"), ("bash work.sh",)):
+        verdict = await judged(provider, Task(instruction=forge, verify=commands))
+        assert verdict.error is not None and verdict.error.blame == "agent" and "cannot be told" in str(verdict.error)
+        assert [each.code for each in verdict.suspicions] == ["foreign_reward"]
+    sure = await judged(provider, Task(instruction=forge, verify=("bash work.sh",), reward_from="commands"))
+    assert (sure.total, [each.code for each in sure.suspicions]) == (0, ["foreign_reward"])
+    own = await judged(
+        provider, Task(instruction="true", verify=('echo 3 > "$REWARD_FILE"; exit 1',), reward_from="reward.txt")
+    )
+    assert own.total == 3
 
 
 async def test_a_command_that_a_signal_killed_vouches_for_nothing(provider: LocalProvider) -> None:
@@ -59,7 +55,8 @@ async def test_a_command_that_a_signal_killed_vouches_for_nothing(provider: Loca
         provider, Task(instruction="true", verify=('echo 0.25 > "$REWARD_FILE"', f"{write}; kill -9 $$", "true"))
     )
     assert before.total == 0.25
-    crashed = await judged(provider, Task(instruction="true", verify=("kill -9 $$", 'echo 0.75 > "$REWARD_FILE"')))
+    verify = ("kill -9 $$", 'echo 0.75 > "$REWARD_FILE"')
+    crashed = await judged(provider, Task(instruction="true", verify=verify, reward_from="reward.txt"))
     assert crashed.total == 0.75, "a program that crashed does not take the verdict of others away"
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from pathlib import PurePosixPath
-from typing import NamedTuple
 
 from rollcage.errors import FileMissing, SandboxError, SandboxLost, ScoringError, VerifierHung
 from rollcage.events import Event, Suspicion
 from rollcage.rollout.checks import Sides, run_checks
-from rollcage.rollout.reward import believed, reward_of, with_checks, writes_parts, writes_reward
+from rollcage.rollout.reward import PARTS, TEXT, decided, with_checks
 from rollcage.rollout.setup import run_commands
 from rollcage.rollout.verify_env import environment_from
 from rollcage.sandboxes.base import PATH, Judged, Sandbox, Separable, Separation, run
@@ -22,8 +20,8 @@ from rollcage.types import LOGS_DIR, TESTS_DIR, CommandResult, Job, Reward, Stag
 Log = Callable[[Event], Awaitable[object]]
 
 REWARD_DIR = f"{LOGS_DIR}/verifier"
-REWARD_FILE = f"{REWARD_DIR}/reward.txt"
-REWARD_PARTS = f"{REWARD_DIR}/reward.json"
+REWARD_FILE = f"{REWARD_DIR}/{TEXT}"
+REWARD_PARTS = f"{REWARD_DIR}/{PARTS}"
 _MOST_REWARD = 64 << 10
 _SIGNALS = range(129, 193)
 """Exit codes that tell of death by a signal."""
@@ -130,14 +128,6 @@ def _tools(judged: Judged, given: Mapping[str, str]) -> dict[str, str]:
     return {"PATH": f"{judged.tools}:{given.get('PATH', PATH)}", "PYTHONPATH": modules}
 
 
-class _Left(NamedTuple):
-    """What lies where a reward belongs."""
-
-    plain: bool
-    """A file that could be written again: a verifier leaves no other kind."""
-    text: bytes
-
-
 async def _run(
     job: Job, box: Sandbox, log: Log, commands: list[str], env: Mapping[str, str], deadline: float
 ) -> list[CommandResult]:
@@ -187,24 +177,17 @@ async def _take_back(box: Sandbox, vouched: Mapping[str, bytes]) -> None:
 
 
 async def _verdict(task: Task, box: Sandbox, log: Log, results: list[CommandResult]) -> Reward | None:
-    # Where nobody but the verifier can write there, it need not say that it does.
-    sure = {
-        REWARD_FILE: task.isolate or writes_reward(task),
-        REWARD_PARTS: task.isolate or writes_parts(task),
-    }
-    left = await _left(box, kinds=any(sure.values()))
-    total, parts = [_text(path, left[path]) if path in left and sure[path] else None for path in sure]
-    counted = results if not task.test_script else results[:-1]
-    reward = reward_of(counted, total, parts)
-    for path in (path for path in sure if path in left and not sure[path]):
-        claim = left[path].text if left[path].plain else b""
-        # Checks write none.
-        reward, ignored = (
-            believed(reward, claim, path=path, is_json=path == REWARD_PARTS) if results else (reward, True)
-        )
-        if ignored:
-            what = "a reward the verifier did not write; it was ignored"
-            await log(Suspicion(code="foreign_reward", what=what, paths=(path,)))
+    left = await _left(box)
+    try:
+        reward, ignored = decided(task, results, left)
+    except ScoringError as error:
+        if left and not task.isolate:
+            what = f"there is no telling whose reward this is: {error.message}"
+            await log(Suspicion(code="foreign_reward", what=what, paths=_places(left)))
+        raise
+    if ignored:
+        what = "not the verifier's reward; it was ignored"
+        await log(Suspicion(code="foreign_reward", what=what, paths=_places(ignored)))
     # A script that broke has judged nothing, whatever the commands beside it say.
     silent = reward is None or reward.source == "commands"
     if task.test_script and silent and (reward is None or results[-1].exit_code):
@@ -212,28 +195,19 @@ async def _verdict(task: Task, box: Sandbox, log: Log, results: list[CommandResu
     return reward
 
 
-async def _left(box: Sandbox, *, kinds: bool) -> dict[str, _Left]:
-    """Which of reward.txt and reward.json are there; without `kinds`, plain files only.
+def _places(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{REWARD_DIR}/{name}" for name in names)
 
-    What nobody asked for has a say only as a plain file: anything else keeps nobody from writing there.
-    """
-    if not kinds:
-        return {path: _Left(True, text) for path, text in (await _written(box)).items()}
-    names = ["(", "-name", PurePosixPath(REWARD_FILE).name, "-o", "-name", PurePosixPath(REWARD_PARTS).name, ")"]
+
+async def _left(box: Sandbox) -> dict[str, bytes | None]:
+    """What lies at reward.txt and reward.json, by name; None for what is no plain file that could be written again."""
+    names = ["(", "-name", TEXT, "-o", "-name", PARTS, ")"]
     # By name: what else the code under test has put there, and however it is called, is nobody's business.
-    look = ["find", REWARD_DIR, "-mindepth", "1", "-maxdepth", "1", *names, "-printf", r"%y %m %p\n"]
+    look = ["find", REWARD_DIR, "-mindepth", "1", "-maxdepth", "1", *names, "-printf", r"%y %m %f\n"]
     # An image's PATH may begin below home, where the code under test could have put a `find` of its own.
     listed = await run(box, look, env={"PATH": PATH}, inherit_image_env=False)
-    found: dict[str, _Left] = {}
-    for kind, mode, path in (line.split(" ", 2) for line in listed.stdout.text.splitlines()):
+    found: dict[str, bytes | None] = {}
+    for kind, mode, name in (line.split(" ", 2) for line in listed.stdout.text.splitlines()):
         plain = kind == "f" and bool(int(mode, 8) & 0o200)
-        found[path] = _Left(plain, await box.read(path, limit=_MOST_REWARD) if plain else b"")
+        found[name] = await box.read(f"{REWARD_DIR}/{name}", limit=_MOST_REWARD) if plain else None
     return found
-
-
-def _text(path: str, left: _Left) -> bytes:
-    """A verifier leaves plain files that it could write again; the code that it tests might leave something else, to
-    keep the verifier from writing."""
-    if not left.plain:
-        raise ScoringError(f"{path} is no plain file that can be written; the code under test may have made it")
-    return left.text

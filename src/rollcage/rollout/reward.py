@@ -7,26 +7,15 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from rollcage.errors import ScoringError
 from rollcage.types import CommandResult, Reward, Task, Trust
 
+TEXT: Final = "reward.txt"
+PARTS: Final = "reward.json"
+"""Where a verifier writes its number: alone, or by parts."""
 _PLAIN = re.compile(r"[+-]?[0-9]*\.?[0-9]*([eE][+-]?[0-9]+)?", re.ASCII)
-
-
-def writes_reward(task: Task) -> bool:
-    """Whether the task's own verifier mentions the reward file: then what lies there is its verdict, whatever it is."""
-    return _speaks_of(task, "REWARD_FILE", "reward.txt")
-
-
-def writes_parts(task: Task) -> bool:
-    """Whether the task's own verifier mentions `reward.json`."""
-    return _speaks_of(task, "reward.json")
-
-
-def _speaks_of(task: Task, *words: str) -> bool:
-    texts = (*task.verify, task.test_script, *task.tests.values())
-    return any(word in text for text in texts for word in words)
 
 
 def reward_of(results: Sequence[CommandResult], text: bytes | None, parts: bytes | None) -> Reward | None:
@@ -48,25 +37,87 @@ def reward_of(results: Sequence[CommandResult], text: bytes | None, parts: bytes
     return Reward(total=passed / len(results), source="commands")
 
 
-def believed(granted: Reward | None, claim: bytes, *, path: str, is_json: bool) -> tuple[Reward | None, bool]:
-    """The reward where a reward file is there that the task does not mention, and whether that file was ignored.
+def decided(
+    task: Task, results: Sequence[CommandResult], left: Mapping[str, bytes | None]
+) -> tuple[Reward | None, tuple[str, ...]]:
+    """The reward, and the names of files that have no say in it. ScoringError where there is no telling.
 
-    A script of the verifier's may have written it, or the code that it tests. So it may lower what the verifier granted
-    and never raise it: what claims more beside a zero is ignored, and else cannot be told from a forgery.
+    `left`: what lies where a reward belongs; None for what is no plain file that could be written again.
     """
-    try:
-        claimed = reward_of((), None, claim) if is_json else reward_of((), claim, None)
-    except ScoringError:
-        claimed = None
-    if claimed is not None and (granted is None or claimed.total <= granted.total):
-        return claimed, False
-    if granted is None or granted.total <= 0:
-        return granted, True
-    raise ScoringError(
-        f"{path} claims more than the verify commands grant, and the task does not mention it: "
-        "it cannot be told from a forged one",
-        blame="agent",
-    )
+    granted = reward_of(results[:-1] if task.test_script else results, None, None)
+    if not results or task.reward_from == "commands":  # checks write no reward
+        return granted, tuple(left)
+    if task.isolate or task.reward_from:
+        return _stated(task, granted, left)
+    # A script is there to write a number, whatever commands beside it say.
+    reward, ignored = _agreed(None if task.test_script else granted, left)
+    return reward or granted, ignored
+
+
+def _stated(
+    task: Task, granted: Reward | None, left: Mapping[str, bytes | None]
+) -> tuple[Reward | None, tuple[str, ...]]:
+    """Nobody but the verifier can write there, or the task says which file is the verifier's."""
+    source = task.reward_from
+    if source and source not in left:
+        raise ScoringError(f"the verifier wrote no {source}, which the reward is to come from")
+    text = _plain(TEXT, left) if TEXT in left and source != PARTS else None
+    if source == TEXT and PARTS in left:
+        # The number is there: what else lies there must not take it away.
+        try:
+            return reward_of((), text, _plain(PARTS, left)), ()
+        except ScoringError:
+            return reward_of((), text, None), (PARTS,)
+    reward = reward_of((), text, _plain(PARTS, left) if PARTS in left else None)
+    return reward or granted, (TEXT,) if source == PARTS and TEXT in left else ()
+
+
+def _agreed(granted: Reward | None, left: Mapping[str, bytes | None]) -> tuple[Reward | None, tuple[str, ...]]:
+    """Whoever wrote there could be the verifier, or the code that it ran beside itself.
+
+    So what speaks (reward.txt, reward.json, exit codes) may not contradict each other upwards: a number counts where
+    nothing else says less. Whoever forges one can then only lower what it earns.
+    """
+    speaking: list[tuple[str, Reward]] = []
+    spoiled: dict[str, ScoringError] = {}
+    for name in (name for name in (TEXT, PARTS) if name in left):
+        try:
+            data = _plain(name, left)
+            found = reward_of((), data, None) if name == TEXT else reward_of((), None, data)
+        except ScoringError as error:
+            spoiled[name] = error
+        else:
+            assert found is not None
+            speaking.append((name, found))
+    named = next((reward.parts for name, reward in speaking if name == PARTS), {})
+    if granted is not None:
+        speaking.append(("the exit codes", granted))
+    least, lowest = min(speaking, key=lambda each: each[1].total, default=("", None))
+    if TEXT in spoiled or (PARTS in spoiled and (not speaking or speaking[0][0] != TEXT)):
+        # Spoiled, perhaps, to be spared a zero.
+        if lowest is None or lowest.total > 0:
+            raise next(iter(spoiled.values()))
+        return lowest, tuple(spoiled)
+    if lowest is None:
+        return None, ()
+    first, reward = speaking[0]
+    if reward.total > lowest.total:
+        raise ScoringError(
+            f"{first} says {reward.total:g} and {least} {lowest.total:g}: the verifier's number cannot be told from "
+            "one that the code under test wrote",
+            remedy="say in the task where its number comes from ({reward_from}), or keep the two apart ({isolate})",
+            blame="agent",
+        )
+    return (reward.model_copy(update={"parts": named}) if first == TEXT else reward), tuple(spoiled)
+
+
+def _plain(name: str, left: Mapping[str, bytes | None]) -> bytes:
+    """A verifier leaves plain files that it could write again; the code that it tests might leave something else, to
+    keep the verifier from writing."""
+    data = left[name]
+    if data is None:
+        raise ScoringError(f"{name} is no plain file that can be written; the code under test may have made it")
+    return data
 
 
 def with_checks(own: Reward | None, tests: Mapping[str, float], trust: Trust, *, commands: int) -> Reward:

@@ -36,6 +36,7 @@ class RolloutArguments(TypedDict, total=False):
     keep: Sequence[str] | None
     restore: Sequence[str] | None
     isolate: bool | None
+    reward_from: Literal["reward.txt", "reward.json", "commands"] | None
     seal_tests: bool | None
     workdir: str | None
     solution: Sequence[Mapping[str, Any]] | None

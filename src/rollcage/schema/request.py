@@ -16,7 +16,7 @@ from rollcage.errors import UsageError
 from rollcage.schema.endpoint import EndpointArguments
 from rollcage.schema.option import Option
 from rollcage.schema.sense import problem_of
-from rollcage.types import HOME, Check, Identifier, Metadata, ScriptedCall, ScriptedTurn, System, Value
+from rollcage.types import HOME, Check, Identifier, Metadata, RewardFrom, ScriptedCall, ScriptedTurn, System, Value
 
 SECRETS = ("api_key", "hf_token")
 """Arguments whose values are never stored, logged or said again."""
@@ -74,6 +74,10 @@ class RolloutRequest(EndpointArguments, _Instruction):
     its `.git` that make git run programs."""
     isolate: Annotated[bool, Option()] = False
     """The verifier does not see the workdir: it asks for the agent's work through the launcher `untrusted`."""
+    reward_from: Annotated[RewardFrom | None, Option()] = None
+    """Where the verifier's number is: in `reward.txt` (`$REWARD_FILE`), in `reward.json` beside it, or the share of
+    `commands` that passed; not given: a reward file where there is one and nothing contradicts it, else the commands.
+    """
     seal_tests: Annotated[bool, Option()] = True
     """Nothing can change `$TESTS_DIR` while verification runs."""
     workdir: Annotated[str, Option(metavar="PATH")] = f"{HOME}/workdir"

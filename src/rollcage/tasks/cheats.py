@@ -31,6 +31,7 @@ class Cheat(NamedTuple):
 
 
 _APART = "run the agent's code through `untrusted` or in a check, and set `isolate`"
+_FORGED = f'{_APART}; where exit codes decide, say `reward_from = "commands"`'
 _REPORT = 'use a check (`kind = "pytest"` or the like): a complete report of expected tests decides there'
 _RESTORE = "name the file in `restore`, or keep what decides in `tests`"
 
@@ -143,7 +144,7 @@ _PAYLOADS: dict[str, tuple[str, str, dict[Language, str]]] = {
     ),
     "forged_reward": (
         "the code writes the reward file while it is tested",
-        _APART,
+        _FORGED,
         {
             "python": f"{_PYTHON}\nforge(); os._exit(0)",
             "node": f"{_FORGE_JS} process.exit(0);",
@@ -152,7 +153,7 @@ _PAYLOADS: dict[str, tuple[str, str, dict[Language, str]]] = {
     ),
     "reward_daemon": (
         "the code starts a daemon that goes on writing the reward file",
-        _APART,
+        _FORGED,
         {
             "python": f"{_PYTHON}\n{_DAEMON}\nos._exit(1)",
             "bash": f"(for i in $(seq 300); do {_FORGE_SH}; sleep 0.01; done) >/dev/null 2>&1 & disown; exit 1",
