@@ -27,6 +27,7 @@ from rollcage.cli import (
     run,
     sandbox,
     serve,
+    tasks,
 )
 from rollcage.cli.codes import BROKEN, HELP, INTERNAL, INTERRUPTED, NOT_READY, PIPE_CLOSED, USAGE
 
@@ -48,7 +49,16 @@ def rollcage() -> None:
 
 for _command in (
     *(demo.demo, run.run, run.watch, run.abort, reading.ls, reading.show, serve.serve, doctor.doctor, doctor.setup),
-    *(audit.audit, reverify.reverify, export.export, image.image, model.model, sandbox.sandbox, fleet.fleet),
+    *(
+        audit.audit,
+        reverify.reverify,
+        export.export,
+        tasks.tasks,
+        image.image,
+        model.model,
+        sandbox.sandbox,
+        fleet.fleet,
+    ),
     completion.completion,
 ):
     rollcage.add_command(_command)

@@ -58,7 +58,11 @@ def load_task(path: Path | str) -> Task:
 def load(path: Path | str) -> TaskFile:
     """Read a task file; TaskError with one line per problem where it cannot be used."""
     path = Path(path)
-    data = _parsed(path, _text(path, str(path)))
+    return task_of(_parsed(path, _text(path, str(path))), path, str(path), name=path.stem)
+
+
+def task_of(data: JsonObject, path: Path, where: str, *, name: str = "") -> TaskFile:
+    """The task in what a file at `path` says. `where` begins every complaint; `name`: its id where it gives none."""
     reader = _Reader(path)
     fields = reader.fields(data)
     try:
@@ -69,10 +73,10 @@ def load(path: Path | str) -> TaskFile:
     except UsageError as error:
         reader.problems.append(str(error))
     if reader.problems:
-        raise TaskError("\n".join(f"{path}: {problem}" for problem in dict.fromkeys(reader.problems)))
+        raise TaskError("\n".join(f"{where}: {problem}" for problem in dict.fromkeys(reader.problems)))
     if file.task.id:
         return file
-    return file.model_copy(update={"task": file.task.model_copy(update={"id": path.stem})})
+    return file.model_copy(update={"task": file.task.model_copy(update={"id": name})})
 
 
 def _text(path: Path, name: str) -> str:
@@ -107,7 +111,7 @@ def _siblings(path: Path) -> list[str]:
 def _parsed(path: Path, text: str) -> JsonObject:
     try:
         if path.suffix == ".json":
-            data = json.loads(text, object_pairs_hook=_unique)
+            data = json.loads(text, object_pairs_hook=unique)
         elif path.suffix == ".toml":
             data = tomllib.loads(text)
         else:
@@ -120,7 +124,8 @@ def _parsed(path: Path, text: str) -> JsonObject:
     return data
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> JsonObject:
+def unique(pairs: list[tuple[str, Any]]) -> JsonObject:
+    """An object of JSON; ValueError where a key appears twice."""
     data = dict(pairs)
     if len(data) != len(pairs):
         names = [name for name, _ in pairs]

@@ -1,0 +1,70 @@
+"""`rollcage tasks`: what a source of tasks holds, and whether each can run here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from rollcage.cli import codes
+from rollcage.cli.options import JSON
+
+if TYPE_CHECKING:
+    from rollcage.tasks import SourcedTask
+    from rollcage.types import JsonObject
+
+
+@click.group()
+def tasks() -> None:
+    """List tasks: of a file, a folder, a dataset.
+
+    \b
+    Example:
+      rollcage tasks ls examples
+    """
+
+
+@tasks.command()
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@JSON
+def ls(sources: tuple[str, ...], as_json: bool) -> int:
+    """List tasks: id, image, size, what verifies them, and whether they can run here.
+
+    A source is a task file, a folder of tasks, or a .jsonl file of tasks. Exit code 1: one of them cannot run here.
+
+    \b
+    Example:
+      rollcage tasks ls examples
+    """
+    from rollcage.cli.output import environment, write_json
+    from rollcage.cli.text import one_line
+    from rollcage.tasks import open_source
+    from rollcage.wiring import provider
+
+    images = provider(environment()).images
+    rows = [_row(task, task.why_not(images.has)) for name in sources for task in open_source(name)]
+    if as_json:
+        write_json(rows)
+    else:
+        width = max((len(row["id"]) for row in rows), default=0)
+        image = max((len(row["image"]) for row in rows), default=0)
+        for row in rows:
+            state = "runs" if row["runs"] else one_line(f"cannot run: {row['why_not']}", 300)
+            size = f"{row['bytes'] / 1024:.1f} kB"
+            name = one_line(row["id"], 200)
+            print(f"{name:<{width}}  {row['image'] or '-':<{image}}  {size:>10}  {row['verifier']:<8}  {state}")
+    return codes.OK if all(row["runs"] for row in rows) else codes.BROKEN
+
+
+def _row(task: SourcedTask, why_not: str) -> JsonObject:
+    template = task.file.sandbox.template if task.file else ""
+    return {
+        "id": task.id,
+        "digest": task.digest,
+        "where": task.where,
+        "image": template,
+        "bytes": task.size,
+        "verifier": task.verifier,
+        "runs": not why_not,
+        "why_not": why_not,
+    }
