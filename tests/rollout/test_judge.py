@@ -95,6 +95,29 @@ async def test_no_command_reads_modules_that_an_earlier_one_compiled(provider: L
     assert (await judged(provider, task)).total == 1
 
 
+@pytest.mark.parametrize("verify_in", ["box", "fresh"])
+async def test_no_command_finds_what_an_earlier_one_left_but_in_the_work(
+    verify_in: str, provider: LocalProvider
+) -> None:
+    plant = "echo x | tee ~/.bashrc ~/made /tmp/left /dev/shm/left ~/tests/left ~/logs/left > handed_on; rm -r ~/folder"
+    task = Task(
+        instruction="true",
+        setup=("echo setup > ~/made; mkdir ~/folder; echo kept > ~/kept",),
+        keep=(f"{HOME}/kept",),
+        verify=(
+            f"{plant}; mkdir ~/folder; echo new >> ~/kept; echo 1 > $REWARD_FILE",
+            "! ls ~/.bashrc /tmp/left /dev/shm/left ~/logs/left ~/tests/left",
+            "! grep -x x ~/made",
+            "grep -qx x handed_on && grep -qx new ~/kept && grep -qx 1 $REWARD_FILE",
+        ),
+        verify_in=verify_in,
+    )
+    verdict = await judged(provider, task)
+    assert [each.exit_code for each in verdict.commands] == [0, 0, 0, 0], verdict.commands
+    hidden = task.model_copy(update={"isolate": True, "verify": (*task.verify[:2], "! ls handed_on", "ls ~/kept")})
+    assert (await judged(provider, hidden)).total == 1
+
+
 REPOSITORY = "git init -q . && git config user.email a@b && git config user.name a"
 REPOSITORY += " && echo a > a && git add a && git commit -qm a"
 CLEAN = "git config filter.x.clean 'touch /tmp/ran; cat'; echo b > a; echo '* filter=x'"

@@ -10,6 +10,7 @@ import pytest
 from test_judge_cheats import HONEST, PLANTS, PROGRAMS, SPEC, STYLES, attempt, program
 
 from rollcage.sandboxes.container.provider import ContainerProvider
+from rollcage.types import Task
 from support.container_engine import an_engine
 from support.judging import judged
 
@@ -71,3 +72,16 @@ async def test_honest_work_earns_its_reward_in_every_style(style: str, provider:
     assert verdict.reward is not None
     assert verdict.reward.trust == ("isolated" if STYLES[style].isolate else "shared")
     assert not verdict.suspicions
+
+
+async def test_no_command_finds_what_an_earlier_one_left_but_in_the_work(provider: ContainerProvider) -> None:
+    task = Task(
+        instruction="true",
+        verify=(
+            "echo x | tee ~/left /tmp/left /dev/shm/left ~/logs/left > handed_on; echo 1 > $REWARD_FILE",
+            "! ls ~/left /tmp/left /dev/shm/left ~/logs/left",
+            "grep -qx x handed_on && grep -qx 1 $REWARD_FILE",
+        ),
+    )
+    verdict = await judged(provider, task, SPEC)
+    assert [each.exit_code for each in verdict.commands] == [0, 0, 0], verdict.commands

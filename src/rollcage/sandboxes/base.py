@@ -115,6 +115,11 @@ class Separation(NamedTuple):
     withheld: tuple[str, ...] = ()
     """Variables of the judge's environment that what it launches does not get; a name may end in `*`."""
 
+    @property
+    def live(self) -> tuple[str, ...]:
+        """Where commands of the judge leave something to each other. What they write elsewhere is gone with them."""
+        return (*self.shared, *self.sealed, *self.hidden)
+
 
 class Judged(Protocol):
     """The side of a divided box on which code runs that is being judged. What runs there sees nothing of the judge:

@@ -39,6 +39,8 @@ class ContainerBox:
         self._notes: tuple[str, ...] = ()
         self._judged: ControlChannel | None = None
         """Where the judged's side of a divided box is asked."""
+        self._live: list[str] | None = None
+        """Where the judge's commands leave something to each other, in a divided box."""
         self._running: set[ContainerProcess] = set()
         self._listeners: set[socket.socket] = set()
 
@@ -98,6 +100,7 @@ class ContainerBox:
             with socket.socket(fileno=door) as listener:
                 self._judged = await ControlChannel.greeted(socket.socket(fileno=control))
                 listening_on = listener.dup()
+            self._live = list(separation.live)
         with listening_on:
             async with launcher.serving(listening_on, JudgedSide(self.running, separation), separation) as judged:
                 yield judged
@@ -148,6 +151,9 @@ class ContainerBox:
             "judged": side.judged,
             "scratch": list(side.scratch),
             "network": side.network,
+            "live": None if side.judged else self._live,
+            "home": HOME,
+            "tmp": self._spec.tmp_mb << 20,
             "disk": self._spec.disk_mb << 20,
             "argv": list(argv),
             "env": dict(env),

@@ -92,6 +92,8 @@ class LocalBox:
         self._frozen: list[int] = []
         self._open = True
         self._divided = False
+        self._live: list[str] | None = None
+        """Where the judge's commands leave something to each other, in a divided box."""
         self._looking: asyncio.Task[None] | None = None
         self._most = self._spec.disk_mb << 20
 
@@ -142,6 +144,8 @@ class LocalBox:
             raise SandboxError("cannot divide the box: it is divided already")
         reply = await self._change("divide", request)
         self._divided = True
+        if not self._folder:  # where homes are on disk, tmpfs is no ground for another overlay
+            self._live = list(separation.live)
         with socket.socket(fileno=reply.fds[0]) as listener:
             async with launcher.serving(listener, JudgedSide(self.running, separation), separation) as judged:
                 yield judged
@@ -266,6 +270,7 @@ class LocalBox:
             "limits": _limits(self._spec, judged=side.judged),
             "judged": side.judged,
             "scratch": list(side.scratch),
+            "live": None if side.judged else self._live,
             "disk": self._spec.disk_mb << 20,
             "shm": self._spec.tmp_mb << 20,
             "seccomp": seccomp.program().hex(),

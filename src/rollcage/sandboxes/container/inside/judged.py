@@ -57,12 +57,38 @@ def divide(request: Mapping[str, Any], user: int, serve: Callable[[socket.socket
     return _open_door(request["tools"]), ours.detach()
 
 
+def forget_afterwards(request: Mapping[str, Any], user: int) -> None:
+    """For this process alone: what it writes is gone with it, but for what it writes to live paths.
+
+    So a command of the judge's finds nothing that code of an earlier one has left for it.
+    """
+    home = request["home"]
+    _own_mounts(request["disk"], user)
+    _empty_temporary(request["tmp"])
+    root = os.open("/", _FOLDER | os.O_CLOEXEC)
+    with _AsUser(user):
+        before = kernel.open_plain(root, home[1:], _FOLDER)
+        live = [(path, _opened(root, path)) for path in sorted(request["live"])]
+        for name in ("below", "upper", "work", "home"):
+            os.mkdir(f"{_STAGE}/{name}")
+        os.chmod(f"{_STAGE}/upper", stat.S_IMODE(os.fstat(before).st_mode))
+    _put(before, os.open(f"{_STAGE}/below", _FOLDER | os.O_CLOEXEC))
+    how = f"userxattr,index=off,lowerdir={_STAGE}/below,upperdir={_STAGE}/upper,workdir={_STAGE}/work"
+    try:
+        kernel.mount("home", f"{_STAGE}/home", "overlay", _FLAGS, how)
+    except kernel.KernelRefused:
+        return  # this engine allows none
+    _put(os.open(f"{_STAGE}/home", _FOLDER | os.O_CLOEXEC), before)
+    for path, original in live:
+        if original >= 0:
+            with _AsUser(user):
+                target = kernel.open_plain(os.open("/", _FOLDER | os.O_CLOEXEC), path[1:], os.O_PATH)
+            _put(original, target)
+
+
 def use_scratch(paths: Sequence[str], size: int, user: int) -> None:
     """For this process alone: put copies in the place of what is shared, gone with it."""
-    kernel.unshare(kernel.CLONE_NEWNS, "make a mount namespace")
-    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-    os.makedirs(_STAGE, exist_ok=True)
-    _disk(_STAGE, size, user)
+    _own_mounts(size, user)
     root = os.open("/", _FOLDER | os.O_CLOEXEC)
     for number, path in enumerate(paths):
         with _AsUser(user):
@@ -115,10 +141,8 @@ def _show_judged(request: Mapping[str, Any], user: int) -> None:
         shared = [(path, _opened(root, path)) for path in request["shared"]]
         before = kernel.open_plain(root, home[1:], _FOLDER)
     # The launcher, and whatever else is put there later, is the judge's alone.
-    for place, size in (("/run", 1 << 20), *((place, request["tmp"]) for place in ("/tmp", "/var/tmp", "/dev/shm"))):  # noqa: S108
-        if os.path.isdir(place) and not os.path.islink(place):
-            mode = "0755" if place == "/run" else "1777"
-            kernel.mount("tmpfs", place, "tmpfs", _FLAGS, f"mode={mode},size={size}")
+    kernel.mount("tmpfs", "/run", "tmpfs", _FLAGS, f"mode=0755,size={1 << 20}")
+    _empty_temporary(request["tmp"])
     os.mkdir(_STAGE)
     _disk(_STAGE, request["disk"], user)
     with _AsUser(user):
@@ -135,6 +159,20 @@ def _show_judged(request: Mapping[str, Any], user: int) -> None:
             with _AsUser(user):
                 target = kernel.open_plain(os.open("/", _FOLDER | os.O_CLOEXEC), path[1:], os.O_PATH)
             _put(original, target)
+
+
+def _own_mounts(size: int, user: int) -> None:
+    """Mounts of this process's own, and a disk at the stage."""
+    kernel.unshare(kernel.CLONE_NEWNS, "make a mount namespace")
+    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    os.makedirs(_STAGE, exist_ok=True)
+    _disk(_STAGE, size, user)
+
+
+def _empty_temporary(size: int) -> None:
+    for place in ("/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
+        if os.path.isdir(place) and not os.path.islink(place):
+            kernel.mount("tmpfs", place, "tmpfs", _FLAGS, f"mode=1777,size={size}")
 
 
 def _place(path: str, original: int) -> None:

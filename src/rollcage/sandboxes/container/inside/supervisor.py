@@ -91,6 +91,8 @@ def _become(request: dict[str, Any], stdio: list[int], telling: int, user: int) 
             kernel.unshare(kernel.CLONE_NEWNET, "make a network")
         if request["scratch"]:
             judged.use_scratch(request["scratch"], request["disk"], user)
+        if request["live"] is not None:
+            judged.forget_afterwards(request, user)
         become_user(user, user)
         set_limits(request["limits"])
         try:

@@ -11,6 +11,7 @@ import shutil
 import socket
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from errno import ENOENT
 from typing import Any
 
@@ -21,6 +22,7 @@ JUDGED = "/judged"
 """What judged commands see as /."""
 SCRATCH = "/scratch"
 _JUDGE = "/root"
+_HOME = "home/user"
 _DOOR, _COVER, _PRIVATE = "/door", "/cover", "/private"
 _FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV
 _BACKLOG = 64
@@ -57,11 +59,29 @@ def divide(request: Mapping[str, Any]) -> int:
     return listener
 
 
+def forget_afterwards(live: Sequence[str], disk: int, tmp: int) -> None:
+    """In a mount namespace of the command's own: what it writes is gone with it, but for what it writes to live paths.
+
+    So a command of the judge's finds nothing that code of an earlier one has left for it.
+    """
+    _own_mounts(disk)
+    kernel.mount("tmpfs", f"{_JUDGE}/tmp", "tmpfs", _FLAGS, f"mode=1777,size={tmp}")  # noqa: S108
+    judge = os.open(_JUDGE, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    below = kernel.open_plain(judge, _HOME, os.O_PATH | os.O_DIRECTORY)
+    opened: list[tuple[str, int]] = []
+    for path in sorted(live):
+        with suppress(OSError):  # the agent removed it, or made a link of it
+            opened.append((path[1:], kernel.open_plain(judge, path[1:], os.O_PATH)))
+    if not _overlaid(below, f"{SCRATCH}/home"):
+        return  # as many layers as the kernel allows lie there already
+    _put(f"{SCRATCH}/home", below)
+    for path, source in opened:
+        _put_descriptor(source, kernel.open_plain(judge, path, os.O_PATH))
+
+
 def cover_with_scratch(paths: Sequence[str], size: int) -> None:
     """In a mount namespace of the command's own: put copies in the place of what is shared, gone with the command."""
-    kernel.unshare(kernel.CLONE_NEWNS, "make a mount namespace")
-    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-    kernel.mount("tmpfs", SCRATCH, "tmpfs", _FLAGS, f"mode=0755,size={size}")
+    _own_mounts(size)
     judged = os.open(JUDGED, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for number, path in enumerate(paths):
         try:
@@ -74,6 +94,12 @@ def cover_with_scratch(paths: Sequence[str], size: int) -> None:
         elif not _overlaid(original, copy):
             shutil.copytree(f"/proc/self/fd/{original}", copy, symlinks=True, ignore=_special)
         _put(copy, original)
+
+
+def _own_mounts(size: int) -> None:
+    kernel.unshare(kernel.CLONE_NEWNS, "make a mount namespace")
+    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", SCRATCH, "tmpfs", _FLAGS, f"mode=0755,size={size}")
 
 
 def _overlaid(original: int, copy: str) -> bool:

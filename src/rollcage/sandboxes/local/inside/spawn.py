@@ -10,7 +10,7 @@ from rollcage.sandboxes.inside.files import is_folder
 from rollcage.sandboxes.inside.processes import reset_signals, set_limits
 from rollcage.sandboxes.inside.requests import NoFolder
 from rollcage.sandboxes.inside.system import HOST_FILES
-from rollcage.sandboxes.local.inside.judged import JUDGED, cover_with_scratch
+from rollcage.sandboxes.local.inside.judged import JUDGED, cover_with_scratch, forget_afterwards
 from rollcage.sandboxes.local.inside.rootfs import ROOT
 
 
@@ -36,6 +36,9 @@ def become(
     assert isinstance(scratch, list)
     if scratch:
         cover_with_scratch(scratch, int(str(request["disk"])))
+    live = request["live"]
+    if isinstance(live, list):
+        forget_afterwards(live, int(str(request["disk"])), int(str(request["shm"])))
     # In here: the number of processes is counted for this box's user namespace, not for the uid all boxes share.
     set_limits(limits)
     filter_program = bytes.fromhex(str(request["seccomp"]))
