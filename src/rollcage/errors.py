@@ -125,6 +125,10 @@ class StoreError(RollcageError):
     """The log could not be written or read."""
 
 
+class LogDamaged(StoreError):
+    """The log's file is not what was written."""
+
+
 class UnknownRollout(StoreError):
     """No rollout with that id in this log."""
 

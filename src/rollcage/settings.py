@@ -91,6 +91,11 @@ class Settings(Value):
         return self.home / "rollouts.db"
 
     @property
+    def log_writable(self) -> bool:
+        """Whether this user may write the log and beside it; on a read-only disk nobody may."""
+        return os.access(self.log_path, os.W_OK) and os.access(self.home, os.W_OK)
+
+    @property
     def work_dir(self) -> Path:
         """Where agents' work is kept, beside the log."""
         return self.home / "work"

@@ -158,6 +158,7 @@ async def opened_log(settings: Settings) -> AsyncIterator[Store]:
 
     if not settings.log_path.exists():
         raise UnknownRollout(f"there are no rollouts yet in {settings.home}; rollcage run makes one")
-    async with Store.open(settings.log_path) as store:
-        await recover(store, Owners.beside(store))
+    async with Store.open(settings.log_path, read_only=not settings.log_writable) as store:
+        if not store.read_only:
+            await recover(store, Owners.beside(store))
         yield store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import signal
 from pathlib import Path
@@ -256,3 +257,26 @@ async def test_a_second_signal_leaves_at_once_and_nothing_alive(tmp_path: Path) 
         server.process.send_signal(signal.SIGTERM)
         assert await server.ended() == 128 + signal.SIGTERM
     await gone(mark)
+
+
+async def test_a_log_that_cannot_be_written_is_told_by_health_and_ready(tmp_path: Path) -> None:
+    async with served(tmp_path) as server, server.http() as http:
+        assert (await http.get("/health")).json()["status"] == "healthy"
+        assert (await http.get("/ready")).json() == {"ready": True, "problem": ""}
+        counted = (await http.get("/metrics")).text
+        assert "rollcage_log_writable 1.0" in counted
+        assert "rollcage_work_bytes 0.0" in counted
+        (size,) = re.findall(r"^rollcage_log_bytes (\S+)", counted, re.MULTILINE)
+        assert float(size) > 4096
+        with closing(connect(tmp_path / "rollouts.db")) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with anyio.fail_after(120):
+                while (health := (await http.get("/health")).json())["status"] != "degraded":
+                    await anyio.sleep(0.05)
+            assert "locked" in health["problem"]
+            ready = await http.get("/ready")
+            assert (ready.status_code, ready.json()["ready"]) == (503, False)
+            other.execute("ROLLBACK")
+        with anyio.fail_after(120):
+            while (await http.get("/ready")).status_code != 200:
+                await anyio.sleep(0.05)

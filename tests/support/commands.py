@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,11 +19,11 @@ def environ(home: Path, more: Mapping[str, str] | None = None) -> dict[str, str]
 
 
 def rollcage(
-    home: Path, *arguments: str, env: Mapping[str, str] | None = None, stdin: str = ""
+    home: Path, *arguments: str, env: Mapping[str, str] | None = None, stdin: str = "", under: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run it to its end."""
+    """Run it to its end; `under`: a command that runs it."""
     return subprocess.run(
-        [sys.executable, "-m", "rollcage", *arguments],
+        [*under, sys.executable, "-m", "rollcage", *arguments],
         env=environ(home, env),
         cwd=home,
         input=stdin,

@@ -21,6 +21,7 @@ from rollcage.cli import (
     export,
     fleet,
     image,
+    log,
     model,
     reading,
     reverify,
@@ -59,6 +60,7 @@ for _command in (
         sandbox.sandbox,
         fleet.fleet,
     ),
+    *(log.prune, log.pin, log.vacuum, log.backup, log.import_),
     completion.completion,
 ):
     rollcage.add_command(_command)
@@ -147,6 +149,7 @@ def _word(error: errors.RollcageError) -> str:
         (errors.TaskError, "bad_task"),
         (errors.UsageError, "usage"),
         (errors.UnknownRollout, "unknown_rollout"),
+        (errors.LogDamaged, "log_damaged"),
         (errors.StoreError, "store"),
         (errors.SetupError, "machine_not_ready"),
         (errors.ModelError, "model_unreachable"),

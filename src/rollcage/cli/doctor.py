@@ -20,17 +20,22 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog=HELP, cls=Derived, made_by="model_options")
+@click.option("--repair", is_flag=True, help="Save what is readable of a damaged log, and do nothing else.")
 @JSON
-def doctor(as_json: bool, **options: Any) -> int:
+def doctor(as_json: bool, repair: bool, **options: Any) -> int:
     """Check this machine and an endpoint; print what to fix.
 
-    Without an endpoint option, every endpoint that the environment's variables name is asked.
+    Without an endpoint option, every endpoint that the environment's variables name is asked. --repair puts a log of
+    all that is readable in the place of a damaged one, which is kept beside it.
 
     \b
     Examples:
       rollcage doctor
       rollcage doctor --endpoint vllm --base-url http://gpu:8000 --json
+      rollcage doctor --repair
     """
+    if repair:
+        return _repair(as_json)
     import anyio
 
     from rollcage.cli.output import environment
@@ -61,6 +66,29 @@ def setup(check: bool, base: bool, as_json: bool) -> int:
     from rollcage.cli.output import environment
 
     return anyio.run(_setup, environment(), check, base, as_json)
+
+
+def _repair(as_json: bool) -> int:
+    from rollcage.cli.narrator import counted
+    from rollcage.cli.output import environment, write_json
+    from rollcage.locks import is_claimed
+    from rollcage.store.repair import repair
+
+    settings = environment()
+    if not settings.log_path.exists():
+        raise SetupError(f"there is no {settings.log_path}", remedy="nothing is to repair")
+    owners = settings.home / "owners"
+    if owners.is_dir() and any(is_claimed(path) for path in owners.iterdir()):
+        raise SetupError(f"{settings.log_path} is in use", remedy="stop the servers and rollouts that write to it")
+    done = repair(settings.log_path)
+    if as_json:
+        write_json(done)
+    else:
+        print(
+            f"{counted(done.rollouts, 'rollout')} whole, {len(done.cut)} cut where they could not be read, "
+            f"{len(done.lost)} lost; the damaged log is {done.damaged}"
+        )
+    return codes.OK
 
 
 async def _doctor(settings: Settings, request: EndpointRequest, as_json: bool) -> int:

@@ -51,6 +51,8 @@ async def findings(settings: Settings, request: EndpointRequest) -> AsyncIterato
         yield Finding(name=found.name, ok=found.ok, needed=needed, detail=found.detail, remedy=found.remedy)
     state = _state(settings)
     yield state
+    if settings.log_path.exists():
+        yield await anyio.to_thread.run_sync(_log, settings)
     if state.ok and not barred:
         async for finding in _box(settings):
             yield finding
@@ -87,6 +89,23 @@ def _state(settings: Settings) -> Finding:
     free = stats.f_bavail * stats.f_frsize / (1 << 30)
     remedy = "" if free >= 1 else "free some space, or set ROLLCAGE_HOME to a folder on a larger disk"
     return Finding(name="state", ok=free >= 1, detail=f"{settings.home}, {free:.1f} GB free", remedy=remedy)
+
+
+def _log(settings: Settings) -> Finding:
+    """What the log takes, and whether it is whole."""
+    from rollcage.cli.log import size_text
+    from rollcage.store.retention import size_of
+
+    try:
+        found = size_of(settings.log_path, settings.work_dir)
+    except RollcageError as error:
+        what, _, remedy = str(error).partition("): ")
+        return Finding(name="log", ok=False, detail=what, remedy=remedy or f"{program()} doctor --repair")
+    detail = f"{size_text(found.bytes)}, {found.rollouts} rollouts; kept work: {size_text(found.work_bytes)}"
+    remedy = (
+        f"{program()} vacuum gives {size_text(found.free_bytes)} back" if found.free_bytes > found.bytes / 4 else ""
+    )
+    return Finding(name="log", ok=True, needed=False, detail=detail, remedy=remedy)
 
 
 async def _box(settings: Settings) -> AsyncIterator[Finding]:

@@ -244,14 +244,25 @@ class Problem(Value):
 class Health(Value):
     """The server answers."""
 
-    status: Literal["healthy"] = "healthy"
-    """Always this word, where there is an answer at all."""
+    status: Literal["healthy", "degraded"] = "healthy"
+    """`degraded` where it answers and cannot write its log: nothing can be started."""
+    problem: str = ""
+    """What is wrong."""
     version: str = ""
     """Of rollcage."""
     running: int = 0
     """Rollouts that have a place."""
     waiting: int = 0
     """Rollouts that wait for one."""
+
+
+class Readiness(Value):
+    """Whether the server takes rollouts now."""
+
+    ready: bool
+    """False while it stops, or cannot write its log."""
+    problem: str = ""
+    """Why not."""
 
 
 class OfferedEnvironment(Value):

@@ -19,6 +19,7 @@ from rollcage.schema.views import (
     Files,
     Health,
     Messages,
+    Readiness,
     RolloutPage,
     RolloutState,
     Started,
@@ -279,9 +280,27 @@ def _machine(service: Service) -> APIRouter:
     @router.get("/health", openapi_extra={"security": []})
     async def health() -> Health:
         """Whether it serves. Needs no key."""
-        health = Health(version=version("rollcage"), running=service.running, waiting=service.waiting)
+        problem = await service.log_problem()
+        health = Health(
+            status="degraded" if problem else "healthy",
+            problem=problem,
+            version=version("rollcage"),
+            running=service.running,
+            waiting=service.waiting,
+        )
         return _small(health)  # type: ignore[return-value]
 
+    @router.get(
+        "/ready",
+        responses={503: {"model": Readiness, "description": "Not now"}},
+        openapi_extra={"security": []},
+    )
+    async def ready() -> Readiness:
+        """Whether it takes rollouts: 503 while it stops, or cannot write its log. Needs no key."""
+        problem = "the server stops" if service.stopping else await service.log_problem()
+        return _small(Readiness(ready=not problem, problem=problem), 503 if problem else 200)  # type: ignore[return-value]
+
+    router.add_api_route("/ready", ready, methods=["HEAD"], include_in_schema=False)
     # Some load balancers ask so.
     router.add_api_route("/health", health, methods=["HEAD"], include_in_schema=False)
 
@@ -292,6 +311,7 @@ def _machine(service: Service) -> APIRouter:
     )
     async def metrics() -> Response:
         """Queue, running, outcomes, stage times, tokens: for Prometheus."""
+        await service.measure_log()
         return Response(service.metrics.page(), media_type=service.metrics.content_type)
 
     return router

@@ -24,7 +24,7 @@ from rollcage.types import Value
 
 SCOPE = "rollcage.caller"
 """Where the middleware leaves the caller in the ASGI scope."""
-OPEN = re.compile(r"^/(health|docs|openapi\.json|web(/.*)?)?$")
+OPEN = re.compile(r"^/(health|ready|docs|openapi\.json|web(/.*)?)?$")
 """What needs no key: it says nothing about anybody's rollouts."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 

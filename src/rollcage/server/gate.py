@@ -24,7 +24,7 @@ from rollcage.server.problems import answer_to, refusal
 log = logging.getLogger("rollcage.server.requests")
 
 ROUTES = re.compile(
-    r"^/(health|metrics|docs|openapi\.json|mcp|ws|reset|step|state|schema|metadata|web|page|rollouts|environments)(?=/|$)"
+    r"^/(health|ready|metrics|docs|openapi\.json|mcp|ws|reset|step|state|schema|metadata|web|page|rollouts|environments)(?=/|$)"
 )
 BELOW = re.compile(r"^/rollouts/[^/]*(/(?:events|turns|trace|files|messages|result))?$")
 ID = re.compile(r"^[A-Za-z0-9._-]{1,64}$")

@@ -27,6 +27,12 @@ class Metrics:
         gauge("rollcage_rollouts_queued", "Rollouts that wait for a place.", lambda: places.waiting)
         gauge("rollcage_rollouts_running", "Rollouts that have a place.", lambda: places.running)
         gauge("rollcage_followers", "Streams of events that are open.", followers)
+        self.log_bytes = Gauge("rollcage_log_bytes", "What the log takes on the disk.", registry=registry)
+        """Set by whoever measures it."""
+        self.work_bytes = Gauge("rollcage_work_bytes", "What the kept work of agents takes.", registry=registry)
+        """Set by whoever measures it."""
+        self.log_writable = Gauge("rollcage_log_writable", "1 where the log can be written.", registry=registry)
+        """Set by whoever tried."""
         self._started = Counter("rollcage_rollouts_started", "Rollouts accepted.", registry=registry)
         self._resumed = Counter("rollcage_rollouts_resumed", "Rollouts of dead servers begun anew.", registry=registry)
         self._ended = Counter("rollcage_rollouts_ended", "Rollouts that ended.", ["outcome"], registry=registry)

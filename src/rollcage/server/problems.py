@@ -28,6 +28,7 @@ CODES: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.QueueFull, 429, "queue_full"),
     (Stopping, 503, "stopping"),
     (errors.SetupError, 503, "machine_not_ready"),
+    (errors.LogDamaged, 503, "log_damaged"),
     (errors.StoreError, 503, "store"),
     (errors.EnvironmentFailed, 502, "environment_failed"),
     (errors.RollcageError, 500, "error"),

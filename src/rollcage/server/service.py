@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -31,6 +32,7 @@ from rollcage.server.metrics import Metrics
 from rollcage.server.reading import LogReader, state_of, still_running, written
 from rollcage.settings import Settings
 from rollcage.store import Query, Store, Summary
+from rollcage.store.retention import file_bytes, size_of
 from rollcage.types import Endpoint, Value
 from rollcage.wiring import opened_registry
 
@@ -42,6 +44,10 @@ Entries = list[Entry]
 
 LOOK_S = 5.0
 """How often the service looks for rollouts whose process has died."""
+PROBE_S = 2.0
+"""How old the answer may be to whether the log can be written."""
+MEASURE_S = 60.0
+"""How often the archives beside the log are counted."""
 ADOPTED = 100
 """So many of them are begun anew together."""
 
@@ -80,6 +86,8 @@ class Service(LogReader):
         self._opening = anyio.Lock()
         self._scripts: dict[str, Endpoint] = {}
         self._stopping = False
+        self._probing, self._log_problem = anyio.Lock(), ""
+        self._probed = self._measured = -math.inf
         self.environments = RemoteEnvironments({}, {}, settings, tasks)
         """Remote environments that rollouts can be given, and that callers can try."""
         self.metrics = Metrics(runner.queue, lambda: self._feeds.followers)
@@ -130,6 +138,32 @@ class Service(LogReader):
     def waiting(self) -> int:
         """Rollouts that wait for one."""
         return self._runner.queue.waiting
+
+    @property
+    def stopping(self) -> bool:
+        """Whether nothing more is started."""
+        return self._stopping
+
+    async def log_problem(self) -> str:
+        """Why the log cannot be written; empty where it can. Tried at most every few seconds."""
+        async with self._probing:
+            if time.monotonic() - self._probed > PROBE_S:
+                try:
+                    await self._store.check_writable()
+                    self._log_problem = ""
+                except StoreError as error:
+                    self._log_problem = str(error)
+                self._probed = time.monotonic()
+        return self._log_problem
+
+    async def measure_log(self) -> None:
+        """Bring what is counted of the log up to date."""
+        self.metrics.log_writable.set(not await self.log_problem())
+        self.metrics.log_bytes.set(file_bytes(self._store.path))
+        if time.monotonic() - self._measured > MEASURE_S:
+            self._measured = time.monotonic()
+            size = await anyio.to_thread.run_sync(size_of, self._store.path, self.settings.work_dir)
+            self.metrics.work_bytes.set(size.work_bytes)
 
     async def start(self, request: RolloutRequest, caller: Caller) -> Started:
         """Queue a rollout. Its idempotency key, if it has one, joins the first rollout of this caller with that key."""

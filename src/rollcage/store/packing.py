@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import sys
 from array import array
 from collections import Counter
@@ -37,6 +38,9 @@ ROWS = 8
 """Shorter lists of lists stay as they are."""
 
 _SIMPLE = frozenset({int, float, bool, type(None)})
+
+_REFERENCE = re.compile(rb'\{"\$blob": ?"([A-Za-z0-9_-]{22})"\}')
+"""Quotes within strings are escaped: no text of a user's looks like this."""
 
 MARKS = frozenset({"$blob", "$list", "$columns", "$nested", "$plain"})
 
@@ -259,6 +263,11 @@ def _rows(kinds: set[type]) -> bool:
 
 def _flat(value: list[Any]) -> bool:
     return set(map(type, value)).isdisjoint((dict, list))
+
+
+def references(raw: bytes) -> set[bytes]:
+    """The names of the blobs that a body, or a blob of JSON, refers to itself; it may name a few that it does not."""
+    return {_digest(name.decode()) for name in _REFERENCE.findall(raw)}
 
 
 def _name(digest: bytes) -> str:

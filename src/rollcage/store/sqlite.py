@@ -6,14 +6,15 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import zstandard
 from pydantic import ValidationError
 
-from rollcage.errors import RollcageError, StoreError, UnknownRollout
+from rollcage.errors import LogDamaged, RollcageError, StoreError, UnknownRollout
 from rollcage.events import EVENT, Entry, Event, Queued, TurnEnded
 from rollcage.json_safe import json_safe
 from rollcage.store.packing import Blob, Codec, Damaged, pack, unpack
@@ -82,6 +83,11 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE rollouts ADD COLUMN reverifies TEXT NOT NULL DEFAULT '';
     CREATE INDEX rollouts_by_reverified ON rollouts (reverifies) WHERE reverifies != '';
     """,
+    """
+    CREATE TABLE pins (rollout_id TEXT NOT NULL PRIMARY KEY, time REAL NOT NULL) STRICT;
+    CREATE TABLE prunes (id INTEGER PRIMARY KEY, time REAL NOT NULL) STRICT;
+    CREATE TABLE probe (id INTEGER PRIMARY KEY, time REAL NOT NULL) STRICT;
+    """,
 )
 """What leads from each schema version to the next; the version is `PRAGMA user_version`. Never edit one, add one.
 
@@ -89,10 +95,17 @@ The version of an entry's event is another thing (`upcast`).
 """
 
 
-def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """A connection that any one thread at a time may use, in autocommit mode."""
-    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+def connect(path: Path, *, read_only: bool = False, frozen: bool = False, busy_s: float = BUSY_S) -> sqlite3.Connection:
+    """A connection that any one thread at a time may use, in autocommit mode.
+
+    `frozen`: of a log that this process cannot write, and that nobody writes.
+    """
+    name: str | Path = f"file:{quote(str(path.absolute()))}?{_frozen_mode(path)}" if frozen else path
+    connection = sqlite3.connect(name, timeout=busy_s, isolation_level=None, check_same_thread=False, uri=frozen)
     try:
+        if frozen:
+            connection.execute("PRAGMA query_only = ON")
+            return connection
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA journal_size_limit = 67108864")
         if read_only:
@@ -101,6 +114,18 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def connect_reader(path: Path) -> sqlite3.Connection:
+    """A connection that changes nothing, to a log that this user may not even be able to write."""
+    writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return connect(path, read_only=True, frozen=not writable)
+
+
+def _frozen_mode(path: Path) -> str:
+    """Without a write-ahead log, SQLite must be told not to look for one: it would want to make it."""
+    wal = path.with_name(f"{path.name}-wal")
+    return "mode=ro" if wal.exists() and wal.stat().st_size else "immutable=1"
 
 
 def ids_like(path: Path, prefix: str, limit: int) -> list[tuple[str, str]]:
@@ -119,20 +144,52 @@ def prepare(path: Path, wake_fd: int, migrations: Sequence[str]) -> int:
     """Make the file or bring it to the newest schema; the id of its last entry. One process at a time."""
     fcntl.flock(wake_fd, fcntl.LOCK_EX)
     try:
-        # Only a new file may be opened here: closing it again drops every lock SQLite holds on it in this process.
-        with suppress(FileExistsError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        if not path.exists():
+            _create(path, migrations)
+        _check_not_empty(path)
         with closing(connect(path)) as connection:
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
             if mode != "wal":
                 raise StoreError(f"cannot open {path}: its file system has no shared memory: use one on a local disk")
-            _migrate(connection, path, migrations)
+            migrate(connection, path, migrations)
             return last_id(connection)
     finally:
         fcntl.flock(wake_fd, fcntl.LOCK_UN)
 
 
-def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[str]) -> None:
+def _create(path: Path, migrations: Sequence[str]) -> None:
+    """Make a new log under another name first: under its own it is there whole or not at all."""
+    new = path.with_name(f"{path.name}-new")
+    new.unlink(missing_ok=True)
+    os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    with closing(connect(new)) as connection:
+        migrate(connection, path, migrations)
+    new.replace(path)
+
+
+def _check_not_empty(path: Path) -> None:
+    wal = path.with_name(f"{path.name}-wal")
+    if path.stat().st_size == 0 and not (wal.exists() and wal.stat().st_size):
+        raise LogDamaged(
+            f"cannot open {path}: it is empty, and a log never is: restore it from a backup, or remove it to begin anew"
+        )
+
+
+def check_frozen(path: Path, migrations: Sequence[str]) -> int:
+    """Look at a log that cannot be written; the id of its last entry."""
+    _check_not_empty(path)
+    with closing(connect(path, frozen=True)) as connection:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version != len(migrations):
+            raise StoreError(
+                f"{path} is read-only and has schema version {version}, not {len(migrations)}: copy it to a writable "
+                "folder, or use the rollcage that wrote it"
+            )
+        return last_id(connection)
+
+
+def migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[str]) -> None:
+    """Bring a log to the newest schema; `path` is what errors call it."""
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > len(migrations):
         raise StoreError(
@@ -177,6 +234,15 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
             connection.execute("ROLLBACK")
 
 
+@contextmanager
+def explaining(path: Path, doing: str) -> Iterator[None]:
+    """Trouble with the file comes out as one line that names it and the remedy."""
+    try:
+        yield
+    except (sqlite3.Error, OSError, Damaged) as error:
+        raise explained(error, path, doing) from error
+
+
 def explained(error: Exception, path: Path, doing: str) -> RollcageError:
     """The same trouble in one line that names the file and the remedy."""
     if isinstance(error, RollcageError):
@@ -186,7 +252,7 @@ def explained(error: Exception, path: Path, doing: str) -> RollcageError:
     remedies = {
         "SQLITE_FULL": "the disk is full: free some space, or use another state directory",
         "SQLITE_READONLY": "it is read-only: make it writable for this user, or use another state directory",
-        "SQLITE_CORRUPT": f"it is damaged ({said}): move it away, or save what is left with `sqlite3 {path} .recover`",
+        "SQLITE_CORRUPT": f"it is damaged ({said}): move it away, or save what is readable: rollcage doctor --repair",
         "SQLITE_NOTADB": "it is no rollcage log: move it away, or use another state directory",
         "SQLITE_BUSY": f"another process has kept it locked for {BUSY_S:.0f} s: end that process",
         "SQLITE_CANTOPEN": "it cannot be opened: check that its folder exists and that this user may write there",
@@ -194,9 +260,11 @@ def explained(error: Exception, path: Path, doing: str) -> RollcageError:
     }
     for start, remedy in remedies.items():
         if name.startswith(start):
-            return StoreError(f"cannot {doing} {path}: {remedy}")
+            kind = LogDamaged if start in ("SQLITE_CORRUPT", "SQLITE_NOTADB") else StoreError
+            return kind(f"cannot {doing} {path}: {remedy}")
     if isinstance(error, Damaged):
-        return StoreError(f"cannot {doing} {path}: it is damaged ({said}): restore it from a copy")
+        remedy = "restore it from a copy, or save what is readable: rollcage doctor --repair"
+        return LogDamaged(f"cannot {doing} {path}: it is damaged ({said}): {remedy}")
     if isinstance(error, OSError):
         return StoreError(f"cannot {doing} {path}: {error.strerror}: check that this user may write there")
     return StoreError(f"cannot {doing} {path}: {said or type(error).__name__}")
@@ -214,13 +282,14 @@ class Prepared(NamedTuple):
 
 
 class Inserter:
-    """Adds entries over one connection. Blobs are never deleted, so those once seen need not be looked for again."""
+    """Adds entries over one connection. Blobs once seen need not be looked for again, until the log is pruned."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.last_id = 0
         """The id of the newest entry added here."""
         self._known: dict[bytes, None] = {}
+        self._prunes = self._count_prunes()
         self._compressor = zstandard.ZstdCompressor(level=1)
 
     def prepared(self, rollout_id: str, event: Event, when: float) -> Prepared:
@@ -243,6 +312,18 @@ class Inserter:
             if digest not in stored
         }
         return Prepared(rollout_id, when, event, body, fresh)
+
+    def still_known(self) -> bool:
+        """Within a transaction: whether what was prepared may be inserted. Not where the log was pruned since."""
+        prunes = self._count_prunes()
+        if prunes == self._prunes:
+            return True
+        self._prunes = prunes
+        self._known.clear()
+        return False
+
+    def _count_prunes(self) -> int:
+        return int(self.connection.execute("SELECT coalesce(max(id), 0) FROM prunes").fetchone()[0])
 
     def insert(self, item: Prepared) -> Entry:
         """Add it within the transaction at hand; StoreError, with nothing written, where the log's rules forbid it."""
@@ -318,15 +399,16 @@ def entries(connection: sqlite3.Connection, where: str, values: Sequence[Any]) -
 
     def fetch(digests: Sequence[bytes]) -> Mapping[bytes, Blob]:
         found = _select(connection, "SELECT digest, codec, data FROM blobs WHERE digest", digests)
-        return {digest: _opened(digest, codec, data, decompressor) for digest, (codec, data) in found.items()}
+        return {digest: opened_blob(digest, codec, data, decompressor) for digest, (codec, data) in found.items()}
 
     bodies = unpack((row[4].encode() for row in rows), fetch)
     return [_entry(row, body) for row, body in zip(rows, bodies, strict=True)]
 
 
-def _opened(digest: bytes, codec: int, data: bytes, decompressor: zstandard.ZstdDecompressor) -> Blob:
+def opened_blob(digest: bytes, codec: int, data: bytes, decompressor: zstandard.ZstdDecompressor | None = None) -> Blob:
+    """The content of a blob; Damaged where it is not what its name says."""
     try:
-        blob = Blob(Codec(codec), decompressor.decompress(data))
+        blob = Blob(Codec(codec), (decompressor or zstandard.ZstdDecompressor()).decompress(data))
     except (zstandard.ZstdError, ValueError) as error:
         raise Damaged(f"blob {digest.hex()}: {error}") from error
     if blob.digest != digest:

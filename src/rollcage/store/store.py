@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -18,8 +19,17 @@ from anyio import CancelScope, CapacityLimiter, to_thread
 from rollcage.errors import StoreError, UnknownRollout, UsageError
 from rollcage.events import Ended, Entry, Event, Rollout, Verdict
 from rollcage.store.notify import CommitNotifier, Subscription, Watch
-from rollcage.store.packing import Damaged
-from rollcage.store.sqlite import MIGRATIONS, closing, connect, entries, explained, prepare, rebuild, transaction
+from rollcage.store.sqlite import (
+    MIGRATIONS,
+    check_frozen,
+    closing,
+    connect,
+    entries,
+    explaining,
+    prepare,
+    rebuild,
+    transaction,
+)
 from rollcage.store.upcast import with_former
 from rollcage.store.writer import Result, Writer
 from rollcage.types import Outcome, Stage, Value
@@ -112,8 +122,8 @@ COLUMNS = ", ".join(Summary.model_fields)
 class Store:
     """The log of all rollouts in one file, shared by all processes that have it open."""
 
-    def __init__(self, path: Path, bell: CommitNotifier, last_id: int) -> None:
-        """Use `Store.open`."""
+    def __init__(self, path: Path, bell: CommitNotifier | None, last_id: int) -> None:
+        """Use `Store.open`. `bell`: None where the log is only read."""
         self.path = path
         self._bell = bell
         self._last_id = last_id
@@ -121,15 +131,20 @@ class Store:
         self._limiter = CapacityLimiter(READERS)
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
-        self._writer = Writer(path, self._committed)
+        self._writer = Writer(path, self._committed) if bell else None
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, path: Path, *, migrations: Sequence[str] = MIGRATIONS) -> AsyncIterator[Store]:
-        """The log at `path`; made, with its folders, where it is not there, and brought to the newest schema."""
+    async def open(
+        cls, path: Path, *, migrations: Sequence[str] = MIGRATIONS, read_only: bool = False
+    ) -> AsyncIterator[Store]:
+        """The log at `path`; made, with its folders, where it is not there, and brought to the newest schema.
+
+        `read_only`: nothing on the disk is touched, so that it works on a disk that cannot be written.
+        """
         with CancelScope(shield=True):
-            bell, last_id = await to_thread.run_sync(_opened, path, migrations)
-            store = cls(bell.log, bell, last_id)
+            bell, last_id = await to_thread.run_sync(_opened, path, migrations, read_only)
+            store = cls(bell.log if bell else path, bell, last_id)
         try:
             yield store
         finally:
@@ -137,18 +152,21 @@ class Store:
                 await to_thread.run_sync(store._close)
 
     def _close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
         self._closed = True
         if self._watch is not None:
             self._watch.close()
         for connection in self._idle:
             connection.close()
-        self._bell.close()
+        if self._bell is not None:
+            self._bell.close()
 
     def _committed(self, last_id: int) -> None:
         """Called in the writer's thread."""
         self._last_id = last_id
-        self._bell.ring()
+        if self._bell is not None:
+            self._bell.ring()
         if self._watch is not None:
             self._watch.knock()
 
@@ -158,11 +176,30 @@ class Store:
         A rollout starts with `Queued`; nothing follows `Ended`. Where the caller is cancelled while it waits, the
         event is in the log or it is not, but never in part.
         """
-        return await self._writer.append(rollout_id, event)
+        return await self._writing().append(rollout_id, event)
 
     async def append_all(self, events: Sequence[tuple[str, Event]]) -> Results:
         """As `append`, for events of many rollouts in few commits: the entry of each, or why it was refused."""
-        return await self._writer.append_all(events)
+        return await self._writing().append_all(events)
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing can be added."""
+        return self._writer is None
+
+    def _writing(self) -> Writer:
+        if self._writer is None:
+            raise StoreError(f"cannot write {self.path}: it was opened to be read only")
+        return self._writer
+
+    async def check_writable(self) -> None:
+        """Write to the disk what is of no interest; StoreError where that fails."""
+
+        def work() -> None:
+            with closing(connect(self.path, busy_s=1)) as connection, transaction(connection):
+                connection.execute("INSERT OR REPLACE INTO probe (id, time) VALUES (1, ?)", (time.time(),))
+
+        await to_thread.run_sync(_explaining, self.path, "write", work, limiter=self._limiter)
 
     async def read(
         self,
@@ -196,7 +233,8 @@ class Store:
     async def follow(self, rollout_id: str, *, after: int = 0) -> AsyncGenerator[Entry, None]:
         """A rollout's entries above `after`, then each new one as it comes from any process; over after `Ended`."""
         subscription = Subscription(rollout_id=rollout_id)
-        self._watching().add(subscription)
+        if not self.read_only:
+            self._watching().add(subscription)
         last, kind = await self._last(rollout_id)
         if kind == "ended" and last <= after:
             return
@@ -208,6 +246,8 @@ class Store:
                 after = entry.seq
                 if isinstance(entry.event, Ended):
                     return
+            if not page and self.read_only:
+                return
             if not page:
                 await subscription.wait()
 
@@ -317,6 +357,8 @@ class Store:
     def _watching(self) -> Watch:
         if self._closed:
             raise StoreError(f"{self.path} was closed")
+        if self._bell is None:
+            raise StoreError(f"cannot follow {self.path}: it was opened to be read only")
         if self._watch is None:
             self._watch = Watch(self.path, self._bell, self._last_id)
         return self._watch
@@ -328,7 +370,7 @@ class Store:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                connection = connect(self.path, read_only=True)
+                connection = connect(self.path, read_only=True, frozen=self.read_only)
             try:
                 answer = question(connection)
             except BaseException:
@@ -347,8 +389,10 @@ def _summary(row: Sequence[Any]) -> Summary:
     return Summary(**dict(zip(Summary.model_fields, row, strict=True)))
 
 
-def _opened(path: Path, migrations: Sequence[str]) -> tuple[CommitNotifier, int]:
-    def work() -> tuple[CommitNotifier, int]:
+def _opened(path: Path, migrations: Sequence[str], read_only: bool) -> tuple[CommitNotifier | None, int]:
+    def work() -> tuple[CommitNotifier | None, int]:
+        if read_only:
+            return None, check_frozen(path, migrations)
         _make_folder(path.parent)
         bell = CommitNotifier(path.absolute())
         try:
@@ -375,10 +419,8 @@ def _make_folder(folder: Path) -> None:
 
 
 def _explaining(path: Path, doing: str, work: Callable[[], T]) -> T:
-    try:
+    with explaining(path, doing):
         return work()
-    except (sqlite3.Error, OSError, Damaged) as error:
-        raise explained(error, path, doing) from error
 
 
 def _sql_limit(limit: int | None) -> int:

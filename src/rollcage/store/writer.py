@@ -115,6 +115,8 @@ class Writer:
         results: dict[int, Result] = {}
         inserter = self._ready()
         with transaction(inserter.connection):
+            if not inserter.still_known():
+                items = {n: inserter.prepared(each.rollout_id, each.event, each.time) for n, each in items.items()}
             for number, item in items.items():
                 try:
                     results[number] = inserter.insert(item)
