@@ -74,7 +74,7 @@ def repair(log: Path) -> Repaired:
 
 def _saved(reading: sqlite3.Connection, writing: sqlite3.Connection) -> Repaired:
     blobs = {row[0]: row[1:] for row in _rows(reading, "blobs", "digest, codec, data")}
-    ended: dict[str, int] = dict(_rows(reading, "rollouts", "id, ended_at IS NOT NULL"))  # type: ignore[arg-type]
+    ended: dict[str, int] = dict(_rows(reading, "rollouts", "id, ended_at IS NOT NULL"))
     found: dict[str, list[Row]] = {}
     for row in _rows(reading, "entries", "rollout_id, seq, time, kind, body, version"):
         found.setdefault(row[0], []).append(row)
