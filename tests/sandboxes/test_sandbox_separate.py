@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from rollcage.errors import SandboxError
@@ -158,14 +160,17 @@ assert run(["true"], input=b"x" * 300000).returncode == 0
 
 
 async def test_whoever_dies_takes_what_it_launched_along(tmp_path: Path) -> None:
+    # The lengths are this process's own: other tests on this machine look for theirs.
+    first, second = f"sleep 4712.{os.getpid()}", f"sleep 4713.{os.getpid()}"
     async with a_judge(tmp_path) as judge:
-        await judge("timeout 1 untrusted sh -c 'setsid sleep 4712 & sleep 4712'")
-        assert not living("sleep 4712")
-        await judge("untrusted sh -c 'setsid sleep 4713 >/dev/null 2>&1 & exit 0'")
-        assert not living("sleep 4713")
+        await judge(f"timeout 1 untrusted sh -c 'setsid {first} & {first}'")
+        while living(first):  # the launcher is dead; whoever serves it sees that at its next turn
+            await anyio.sleep(0.02)
+        await judge(f"untrusted sh -c 'setsid {second} >/dev/null 2>&1 & exit 0'")
+        assert not living(second)
         many = await judge("for i in $(seq 8); do untrusted sh -c 'sleep 0.2; echo x' & done; wait")
         assert many.stdout.text == "x\n" * 8
-    assert not living("sleep 471")
+    assert not living(first) and not living(second)
 
 
 async def test_nobody_disturbs_who_serves_it(tmp_path: Path) -> None:

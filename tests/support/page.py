@@ -120,6 +120,18 @@ def _shell(script: str) -> None:
 
 
 @contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """These variables for a while: a page may run inside the tests, and later tests must not inherit them."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
 def _models() -> Iterator[None]:
     """Every endpoint that the environment can name is the scripted model."""
     from anyio.from_thread import start_blocking_portal
@@ -131,8 +143,8 @@ def _models() -> Iterator[None]:
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(ScriptedModel()) as model:
         endpoint = model.endpoint([ScriptedTurn(text="Done.")])
         values = {"base_url": endpoint.base_url, "api_key": endpoint.key.get_secret_value(), "model": endpoint.model}
-        os.environ.update({variable(kind, field): value for kind in KINDS for field, value in values.items()})
-        yield
+        with _environment({variable(kind, field): value for kind in KINDS for field, value in values.items()}):
+            yield
 
 
 @contextmanager
@@ -142,8 +154,8 @@ def _fleet() -> Iterator[None]:
     from rollcage.simulators.fleet import FleetRuntime
 
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(FleetRuntime()) as fleet:
-        os.environ.update(FLEET_API_KEY=fleet.key, FLEET_BASE_URL=fleet.base_url)
-        yield
+        with _environment({"FLEET_API_KEY": fleet.key, "FLEET_BASE_URL": fleet.base_url}):
+            yield
 
 
 @contextmanager
