@@ -153,9 +153,12 @@ def _fleet() -> Iterator[None]:
 
     from rollcage.simulators.fleet import FleetRuntime
 
-    with start_blocking_portal() as portal, portal.wrap_async_context_manager(FleetRuntime()) as fleet:
-        with _environment({"FLEET_API_KEY": fleet.key, "FLEET_BASE_URL": fleet.base_url}):
-            yield
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(FleetRuntime()) as fleet,
+        _environment({"FLEET_API_KEY": fleet.key, "FLEET_BASE_URL": fleet.base_url}),
+    ):
+        yield
 
 
 @contextmanager
