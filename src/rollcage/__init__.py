@@ -9,6 +9,7 @@ TYPE_CHECKING = False  # type checkers take this name for true; importing `typin
 if TYPE_CHECKING:
     # What type checkers see; at run time each name is fetched when it is first used.
     from rollcage.api import arun as arun
+    from rollcage.api import arun_group as arun_group
     from rollcage.api import load as load
     from rollcage.api import open_runner as open_runner
     from rollcage.api import run as run
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
-    "api": "arun load open_runner run",
+    "api": "arun arun_group load open_runner run",
     "client": "Client SyncClient",
     "errors": "RollcageError SetupError StoreError UsageError",
     "events": "Rollout",

@@ -1,4 +1,4 @@
-"""The Python face: one rollout is one call (`run`, `arun`), many share a runner (`open_runner`)."""
+"""The Python face: one call runs a rollout (`run`, `arun`) or a group (`arun_group`); many share an `open_runner`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollcage.schema.request import RolloutRequest
 from rollcage.settings import Settings
 from rollcage.tasks import TaskFile
 from rollcage.tasks import load as load_task
-from rollcage.types import Task
+from rollcage.types import Job, Task
 from rollcage.wiring import opened_runner
 
 if TYPE_CHECKING:
@@ -63,6 +63,35 @@ async def arun(
     `arguments`: those of `RolloutRequest`, by the names they have over HTTP and on the command line; they win over what
     the task says, and setup and verify commands come after the task's own.
     """
+    async with _ready(task, runner, settings, arguments) as (running, job):
+        return await running.wait(await running.start(job))
+
+
+async def arun_group(
+    task: Work,
+    n: int,
+    *,
+    min_usable: int = 0,
+    runner: Runner | None = None,
+    settings: Settings | None = None,
+    **arguments: Unpack[RolloutArguments],
+) -> list[Rollout]:
+    """Run n rollouts of one task to their ends, as `arun` runs one; all of them, in the order of their numbers.
+
+    `min_usable`: when so many are scored and have tokens to train on, the rest is stopped. A `seed` becomes n seeds
+    that follow from it; without one each rollout is left to the engine.
+    """
+    async with _ready(task, runner, settings, arguments) as (running, job):
+        group = await running.groups.start(job, n, min_usable=min_usable)
+        await running.groups.wait([group.group_id])
+        return [await running.wait(member.rollout_id) for member in group.rollouts]
+
+
+@asynccontextmanager
+async def _ready(
+    task: Work, runner: Runner | None, settings: Settings | None, arguments: RolloutArguments
+) -> AsyncIterator[tuple[Runner, Job]]:
+    """A runner, and the job that the arguments come to."""
     settings = settings or Settings.from_environ()
     if arguments.get("idempotency_key"):
         raise UsageError("only a server knows which starts were made before", argument="idempotency_key")
@@ -73,7 +102,7 @@ async def arun(
     shared = nullcontext(runner) if runner else open_runner(settings=settings)
     # The endpoint comes first: where it makes no sense, nothing has been started or written.
     async with opened_model(asked, settings) as model, shared as running:
-        return await running.wait(await running.start(job_of(asked, model)))
+        yield running, job_of(asked, model)
 
 
 @asynccontextmanager

@@ -133,6 +133,10 @@ class UnknownRollout(StoreError):
     """No rollout with that id in this log."""
 
 
+class UnknownGroup(UnknownRollout):
+    """No group with that id in this log."""
+
+
 class AlreadyStarted(StoreError):
     """This caller has started a rollout under this idempotency key before."""
 

@@ -9,7 +9,20 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, model_validator
 
 from rollcage.agent_events import AgentEvent, AgentRaw
-from rollcage.types import Blame, CommandResult, Job, JsonObject, Outcome, Reward, Stage, Task, Trust, Turn, Value
+from rollcage.types import (
+    Blame,
+    CommandResult,
+    GroupPlace,
+    Job,
+    JsonObject,
+    Outcome,
+    Reward,
+    Stage,
+    Task,
+    Trust,
+    Turn,
+    Value,
+)
 
 
 class Queued(Value):
@@ -33,6 +46,8 @@ class Queued(Value):
     """Why not, in words for the error it will end with, should it matter."""
     reverifies: str = ""
     """The ended rollout whose stored work this one judges again; empty where this is a rollout of its own."""
+    group: GroupPlace | None = None
+    """Its place in the group it was started with; None where it was started alone."""
 
 
 class Requeued(Value):

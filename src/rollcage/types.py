@@ -168,6 +168,10 @@ class Purpose(StrEnum):
     SUBAGENT = "subagent"
 
 
+POLICY = frozenset({Purpose.AGENT, Purpose.SUBAGENT})
+"""What is trained unless more is asked for: titles and summaries are not what the policy is for."""
+
+
 class CallOrigin(NamedTuple):
     """Who made a model call, and what for."""
 
@@ -699,6 +703,17 @@ class Job(Value):
     """The caller's own name for the weights that are sampled."""
     metadata: Metadata = {}
     """The caller's own JSON."""
+
+
+class GroupPlace(Value):
+    """A rollout's place among those that were started with it."""
+
+    index: int = 0
+    """Its number, from 0."""
+    size: int = 0
+    """How many they are."""
+    min_usable: int = 0
+    """With so many usable ones the group has enough, and the rest is stopped; 0: all run to their end."""
 
 
 ScriptedTurn.model_rebuild()

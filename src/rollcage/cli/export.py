@@ -113,13 +113,13 @@ async def _export(
 
 async def _chosen(store: Store, filters: ExportFilters) -> list[str]:
     """The rollouts that are wanted, oldest first."""
-    from rollcage.events import Queued
     from rollcage.store import Query
     from rollcage.types import Stage
 
     if filters.ids:
         return list(dict.fromkeys([await store.find(prefix) for prefix in filters.ids]))
-    query = Query(stages=(Stage.ENDED,), task_id=filters.task, agent=filters.agent, model=filters.model)
+    asked = {"task_id": filters.task, "agent": filters.agent, "model": filters.model, "group_id": filters.group}
+    query = Query(stages=(Stage.ENDED,), **asked)
     found: list[str] = []
     before: int | None = None
     while True:
@@ -127,10 +127,6 @@ async def _chosen(store: Store, filters: ExportFilters) -> list[str]:
         for summary in page:
             if filters.min_reward is not None and (summary.reward is None or summary.reward < filters.min_reward):
                 continue
-            if filters.group:
-                first = (await store.read(summary.id, limit=1))[0].event
-                if not isinstance(first, Queued) or first.job.group_id != filters.group:
-                    continue
             found.append(summary.id)
         if before is None:
             return found[::-1]

@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from rollcage.errors import RollcageError, StoreError
+from rollcage.errors import AlreadyStarted, RollcageError, StoreError
 from rollcage.events import AbortRequested, Ended, Entry, Event, Queued, Requeued, Rollout
 from rollcage.rollout.run import RolloutDeps, run
+from rollcage.runner.groups import Groups
 from rollcage.runner.live import serve
 from rollcage.runner.owners import Owners
 from rollcage.runner.queue import EVERYBODY, FairQueue, Quota, Slot
 from rollcage.runner.registry import Registry as Registry
 from rollcage.store import Store, Summary
 from rollcage.store.redact import hidden
-from rollcage.types import Job, Outcome, Stage
+from rollcage.types import GroupPlace, Job, Outcome, Stage
 
 RETRY_S = 5
 """How long to wait before a log that could not be written is tried again."""
@@ -55,6 +56,8 @@ class StartOptions:
     """Why not."""
     reverifies: str = ""
     """The rollout whose stored work it judges again."""
+    group: GroupPlace | None = None
+    """Its place among those that are started with it."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,8 @@ class Runner:
         """Who runs and who waits."""
         self.on_event: EventListener = _ignore
         """Told of every event."""
+        self.groups = Groups(self, store)
+        """Rollouts that belong together."""
 
     @classmethod
     @asynccontextmanager
@@ -159,6 +164,7 @@ class Runner:
             async with anyio.create_task_group() as tasks:
                 runner = cls(store, registry, tasks, owner, FairQueue(at_once, queue))
                 await tasks.start(runner._watch_aborts)
+                await tasks.start(runner.groups.stop_when_enough)
                 await tasks.start(serve, owners.socket(owner), registry.gateway.watch)
                 try:
                     yield runner
@@ -171,11 +177,46 @@ class Runner:
 
         QueueFull where no more may wait; AlreadyStarted where the idempotency key was used before.
         """
-        options = options or StartOptions()
-        job = self._registry.settled(job)
-        deps = self._registry.deps(job)
-        rollout_id = secrets.token_hex(8)
-        queued = Queued(
+        begun = (await self.start_all([(job, options or StartOptions())]))[0]
+        if isinstance(begun, AlreadyStarted):
+            raise begun
+        return begun
+
+    async def start_all(self, starts: Sequence[tuple[Job, StartOptions]]) -> list[str | AlreadyStarted]:
+        """Queue several rollouts, all of them or none; their ids, or what says that a key was used before."""
+        ready = []
+        for asked, options in starts:
+            job = self._registry.settled(asked)
+            ready.append((secrets.token_hex(8), self._queued(job, options), job, self._registry.deps(job)))
+        slots = self._take([options.quota for _, options in starts])
+        # What is in the log must be run: whoever asked may be cancelled, but not between the two.
+        with anyio.CancelScope(shield=True):
+            results = await self._enter([(*each, slot) for each, slot in zip(ready, slots, strict=True)])
+            begun = [
+                each[0] if isinstance(result, Entry) else result for each, result in zip(ready, results, strict=True)
+            ]
+            for broken in begun:
+                if isinstance(broken, RollcageError) and not isinstance(broken, AlreadyStarted):
+                    await self._abort(
+                        "another of its group could not be started", [b for b in begun if isinstance(b, str)]
+                    )
+                    raise broken
+        return [each for each in begun if isinstance(each, str | AlreadyStarted)]
+
+    def _take(self, quotas: Sequence[Quota]) -> list[Slot]:
+        """Places in the queue, all of them or none."""
+        slots: list[Slot] = []
+        try:
+            for quota in quotas:
+                slots.append(self.queue.take(quota))
+        except BaseException:
+            for slot in slots:
+                slot.leave()
+            raise
+        return slots
+
+    def _queued(self, job: Job, options: StartOptions) -> Queued:
+        return Queued(
             job=job,
             owner=self._owner,
             caller=options.quota.caller,
@@ -184,14 +225,8 @@ class Runner:
             resumable=options.resumable,
             not_resumable_because=options.not_resumable_because,
             reverifies=options.reverifies,
+            group=options.group,
         )
-        slot = self.queue.take(options.quota)
-        # What is in the log must be run: whoever asked may be cancelled, but not between the two.
-        with anyio.CancelScope(shield=True):
-            (result,) = await self._enter([(rollout_id, queued, job, deps, slot)])
-        if not isinstance(result, Entry):
-            raise result
-        return rollout_id
 
     def check(self, job: Job) -> None:
         """UsageError where nobody here can do this job."""
@@ -212,7 +247,13 @@ class Runner:
         adopted = {each[0] for each, result in zip(entering, results, strict=True) if isinstance(result, Entry)}
         for entry in await self._store.read_all(tuple(adopted), "abort_requested"):
             self._stop(entry.rollout_id)
+        for orphan in {(each.caller, each.group_id): each for each, *_ in orphans if each.id in adopted}.values():
+            await self.groups.settle(orphan)
         return adopted
+
+    async def recover(self) -> None:
+        """End what processes have left open that died since."""
+        await recover(self._store, Owners.beside(self._store), self.on_event)
 
     async def give_up(self, orphan: Summary, why: str) -> None:
         """End a dead process's rollout that cannot be run anew."""

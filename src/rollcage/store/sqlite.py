@@ -88,6 +88,16 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE prunes (id INTEGER PRIMARY KEY, time REAL NOT NULL) STRICT;
     CREATE TABLE probe (id INTEGER PRIMARY KEY, time REAL NOT NULL) STRICT;
     """,
+    """
+    ALTER TABLE rollouts ADD COLUMN group_id TEXT NOT NULL DEFAULT '';
+    ALTER TABLE rollouts ADD COLUMN group_index INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE rollouts ADD COLUMN group_size INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE rollouts ADD COLUMN min_usable INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE rollouts ADD COLUMN policy_version TEXT NOT NULL DEFAULT '';
+    ALTER TABLE rollouts ADD COLUMN trainable_tokens INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE rollouts ADD COLUMN blame TEXT;
+    CREATE INDEX rollouts_by_group ON rollouts (group_id) WHERE group_id != '';
+    """,
 )
 """What leads from each schema version to the next; the version is `PRAGMA user_version`. Never edit one, add one.
 

@@ -32,7 +32,7 @@ from rollcage.store.sqlite import (
 )
 from rollcage.store.upcast import with_former
 from rollcage.store.writer import Result, Writer
-from rollcage.types import Outcome, Stage, Value
+from rollcage.types import Blame, Outcome, Stage, Value
 
 __all__ = ["MIGRATIONS", "Query", "Store", "Summary"]
 
@@ -76,6 +76,20 @@ class Summary(Value):
     """The agent's own session, once it told."""
     reverifies: str = ""
     """The rollout whose stored work this one judges again; empty where it is a rollout of its own."""
+    group_id: str = ""
+    """The rollouts that it belongs to, as the caller named them."""
+    group_index: int = 0
+    """Its place among those that were started with it."""
+    group_size: int = 0
+    """How many were started with it; 0 where it was started alone."""
+    min_usable: int = 0
+    """The group has enough with so many usable ones; 0: with all."""
+    policy_version: str = ""
+    """The weights of its first turn; before that, those it was started with."""
+    trainable_tokens: int = 0
+    """Tokens of its policy turns that can be trained on."""
+    blame: Blame | None = None
+    """Whose fault it is that it has no reward."""
 
 
 class Query(Value):
@@ -95,6 +109,8 @@ class Query(Value):
     """The model's name."""
     text: str = ""
     """Found in the beginning of the instruction, the task's id, or the error."""
+    group_id: str = ""
+    """Those of one group."""
 
     def sql(self) -> tuple[str, Parameters]:
         """The condition, and its values."""
@@ -104,6 +120,7 @@ class Query(Value):
             "task_id": self.task_id or None,
             "agent": self.agent or None,
             "model": self.model or None,
+            "group_id": self.group_id or None,
         }
         wanted = {f"{name} = ?": [value] for name, value in named.items() if value is not None}
         if self.stages:
@@ -116,6 +133,7 @@ class Query(Value):
 
 Parameters = list[str]
 Summaries = list[Summary]
+Members = list[tuple[Summary, int | None]]
 COLUMNS = ", ".join(Summary.model_fields)
 
 
@@ -256,9 +274,7 @@ class Store:
 
         The first follower of all may also get some that other processes appended since this log was opened here.
         """
-        subscription = Subscription(kind=kind)
-        self._watching().add(subscription)
-        return self._follow_kind(subscription)
+        return self._follow_kind(self.watch_kind(kind))
 
     async def _follow_kind(self, subscription: Subscription) -> AsyncGenerator[Entry, None]:
         while True:
@@ -317,6 +333,27 @@ class Store:
         rows = await self._query(lambda connection: connection.execute(sql, given).fetchall())
         more = int(rows[limit - 1][-1]) if len(rows) > limit > 0 else None
         return [_summary(row[:-1]) for row in rows[:limit]], more
+
+    async def groups(self, group_ids: Sequence[str], caller: str | None = None) -> Members:
+        """The rollouts of these groups in the order of their starts, each with the id of its last entry once it has
+        ended: ids grow from one end to the next, whichever process logs it. `caller`: those of one key.
+        """
+        which = f"group_id IN ({','.join('?' * len(group_ids))}) AND group_id != '' AND reverifies = ''"
+        own = "" if caller is None else " AND caller = ?"
+        last = "(SELECT id FROM entries WHERE rollout_id = rollouts.id ORDER BY seq DESC LIMIT 1)"
+        sql = (
+            f"SELECT {COLUMNS}, CASE WHEN ended_at IS NOT NULL THEN {last} END FROM rollouts"  # noqa: S608
+            f" WHERE {which}{own} ORDER BY rowid"
+        )
+        values = (*group_ids, *(() if caller is None else (caller,)))
+        rows = await self._query(lambda connection: connection.execute(sql, values).fetchall())
+        return [(_summary(row[:-1]), row[-1]) for row in rows]
+
+    def watch_kind(self, kind: str) -> Subscription:
+        """Told of each entry of one kind, of any rollout, from any process, that is appended after this call."""
+        subscription = Subscription(kind=kind)
+        self._watching().add(subscription)
+        return subscription
 
     async def find(self, prefix: str) -> str:
         """The one rollout whose id is, or starts with, `prefix`."""

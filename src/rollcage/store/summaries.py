@@ -6,6 +6,7 @@ import sqlite3
 
 from rollcage.errors import AlreadyStarted, StoreError
 from rollcage.events import AgentEmitted, Ended, Entry, Event, Queued, Requeued, Scored, StageStarted, TurnEnded
+from rollcage.types import POLICY, GroupPlace
 
 
 def check_claims(connection: sqlite3.Connection, rollout_id: str, event: Event) -> None:
@@ -27,11 +28,21 @@ def summarise(connection: sqlite3.Connection, entry: Entry) -> None:
     event, key = entry.event, entry.rollout_id
     match event:
         case Queued(job=job, owner=owner, caller=caller):
+            place = event.group or GroupPlace()
+            more = (event.idempotency_key, event.reverifies, job.group_id, job.policy_version)
             texts = (key, job.task.id, job.task.instruction[:200], job.agent.name, job.model.model, owner, caller)
             connection.execute(
                 "INSERT INTO rollouts (id, task_id, instruction, agent, model, owner, caller, idempotency_key,"
-                " reverifies, resumable, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (*map(_storable, (*texts, event.idempotency_key, event.reverifies)), event.resumable, entry.time),
+                " reverifies, group_id, policy_version, resumable, created_at, group_index, group_size, min_usable)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *map(_storable, (*texts, *more)),
+                    event.resumable,
+                    entry.time,
+                    place.index,
+                    place.size,
+                    place.min_usable,
+                ),
             )
         case Requeued(owner=owner):
             connection.execute("UPDATE rollouts SET owner = ?, stage = 'queued' WHERE id = ?", (_storable(owner), key))
@@ -45,14 +56,20 @@ def summarise(connection: sqlite3.Connection, entry: Entry) -> None:
         case TurnEnded(turn=turn):
             counted = turn.usage.get("completion_tokens")
             tokens = len(turn.tokens) or (counted if isinstance(counted, int) and 0 <= counted < 1 << 40 else 0)
-            connection.execute("UPDATE rollouts SET turns = turns + 1, tokens = tokens + ? WHERE id = ?", (tokens, key))
+            trainable = len(turn.tokens) if turn.trainable and turn.purpose in POLICY else 0
+            connection.execute(
+                "UPDATE rollouts SET turns = turns + 1, tokens = tokens + ?, trainable_tokens = trainable_tokens + ?,"
+                " policy_version = CASE WHEN turns THEN policy_version ELSE ? END WHERE id = ?",
+                (tokens, trainable, _storable(turn.policy_version), key),
+            )
         case Scored(reward=reward):
             connection.execute("UPDATE rollouts SET reward = ? WHERE id = ?", (reward.total, key))
-        case Ended(outcome=outcome, error=error):
+        case Ended(outcome=outcome, error=error, blame=blame):
             connection.execute(
-                "UPDATE rollouts SET stage = 'ended', outcome = ?, ended_at = ?, error = ?,"
-                " reward = CASE WHEN ? THEN reward END WHERE id = ?",
-                (outcome.value, entry.time, error and _storable(error), outcome.scored, key),
+                "UPDATE rollouts SET stage = 'ended', outcome = ?1, ended_at = ?2, error = ?3,"
+                " reward = CASE WHEN ?4 THEN reward END,"
+                " blame = CASE WHEN ?4 AND reward IS NOT NULL THEN NULL ELSE ?5 END WHERE id = ?6",
+                (outcome.value, entry.time, error and _storable(error), outcome.scored, blame and blame.value, key),
             )
 
 

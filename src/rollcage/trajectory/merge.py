@@ -18,10 +18,8 @@ from typing import NamedTuple
 from rollcage.events import Rollout
 from rollcage.trajectory.breaks import compared, left_out
 from rollcage.trajectory.sequence import Break, Sequence
-from rollcage.types import Purpose, Turn
+from rollcage.types import POLICY, Purpose, Turn
 
-POLICY = frozenset({Purpose.AGENT, Purpose.SUBAGENT})
-"""What is trained unless more is asked for: titles and summaries are not what the policy is for."""
 WIDTH = 4
 """Bytes per id."""
 NO_LOGPROB = -9999.0
@@ -198,6 +196,7 @@ def _sequence(rollout: Rollout, place: int, path: list[Node], breaks: list[Break
         logprobs=tuple(logprobs),
         reward=rollout.reward,
         trust=rollout.trust,
+        blame=rollout.blame,
         rollout_id=rollout.id,
         group_id=rollout.job.group_id,
         task_id=rollout.job.task.id,

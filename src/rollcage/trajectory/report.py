@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection
 
 from rollcage.events import Rollout
-from rollcage.trajectory.merge import POLICY, choose, sequences
+from rollcage.trajectory.merge import choose, sequences
 from rollcage.trajectory.sequence import Break
-from rollcage.types import Purpose, Turn, Value
+from rollcage.types import POLICY, Purpose, Turn, Value
 
 
 class MergeReport(Value):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from rollcage.types import Outcome, Purpose, Value
+from rollcage.types import Blame, Outcome, Purpose, Value
 
 BreakKind = Literal["answer", "prompt", "shorter", "branch", "untrainable"]
 
@@ -67,6 +67,8 @@ class Sequence(Value):
     """What the rollout earned; None where nothing was scored, which is not 0."""
     trust: str | None = None
     """How well the verifier was kept apart from what it judged."""
+    blame: Blame | None = None
+    """Whose fault it is that nothing was scored; None where something was, or where nobody is to blame."""
     rollout_id: str = ""
     """The rollout. Its sequences share one reward."""
     group_id: str = ""

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rollcage.events import Rollout
-from rollcage.trajectory.merge import POLICY
-from rollcage.types import JsonObject, Turn
+from rollcage.types import POLICY, JsonObject, Turn
 
 VERSION = "ATIF-v1.7"
 

@@ -23,6 +23,7 @@ _OF_ROLLOUT: dict[str, Kind] = {
     "task_id": "text",
     "reward": "float",
     "trust": "text",
+    "blame": "text",
     "outcome": "text",
 }
 _TOKENS: dict[str, Kind] = {"input_ids": "ids", "loss_mask": "mask", "logprobs": "floats"}

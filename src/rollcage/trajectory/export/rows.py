@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from rollcage.events import Rollout
 from rollcage.trajectory.export.atif import trajectory_of
 from rollcage.trajectory.export.columns import COLUMNS, Format
-from rollcage.trajectory.merge import POLICY, sequences
+from rollcage.trajectory.merge import sequences
 from rollcage.trajectory.sequence import Sequence
-from rollcage.types import JsonObject, Turn
+from rollcage.types import POLICY, JsonObject, Turn
 
 IGNORED = -100
 """The label of what is not trained, as every trainer knows it."""
@@ -40,6 +40,7 @@ def _of_rollout(rollout: Rollout) -> JsonObject:
         "task_id": rollout.job.task.id,
         "reward": rollout.reward,
         "trust": rollout.trust,
+        "blame": rollout.blame.value if rollout.blame else None,
         "outcome": rollout.outcome.value if rollout.outcome else None,
     }
 
@@ -49,6 +50,7 @@ def _sequence(sequence: Sequence) -> JsonObject:
     row = {name: getattr(sequence, name) for name in COLUMNS["sequences"]}
     row["outcome"] = sequence.outcome.value if sequence.outcome else None
     row["purpose"] = sequence.purpose.value
+    row["blame"] = sequence.blame.value if sequence.blame else None
     row["breaks"] = [each.model_dump(mode="json") for each in sequence.breaks]
     return row
 
