@@ -42,6 +42,7 @@ def test_every_field_of_a_task_can_be_given(tmp_path: Path) -> None:
         keep = ["/home/user/.cache"]
         restore = [".git"]
         isolate = true
+        reward_from = "reward.txt"
         seal_tests = false
         solution_script = "touch x"
         solution_patch = ""
