@@ -14,12 +14,15 @@ from support.paths import ROOT
 
 SOURCE = ROOT / "src"
 
-LEAVES = "types errors agent_events events json_safe sse locks"
+LEAVES = "types errors agent_events events json_safe sse locks stats batches"
 TABLE = f"""
 errors                 :
 types                  : errors
 json_safe              :
 sse                    :
+stats                  :
+reports                : batches
+batches                : types stats
 locks                  :
 agent_events           : types
 events                 : types errors agent_events
@@ -58,6 +61,7 @@ rollout                : agents sandboxes gateway environments tasks {LEAVES}
 runner                 : rollout store trajectory schema agents sandboxes gateway environments {LEAVES}
 wiring                 : *
 api                    : *
+evaluate               : *
 interpreter            :
 client                 : schema {LEAVES}
 cli                    : *
@@ -77,7 +81,7 @@ LATER = {"rollcage.events": {"rollcage.schema.result", "rollcage.schema.result_h
 ALLOWED = {
     room.strip(): names.split() for room, _, names in (line.partition(":") for line in TABLE.split("\n") if line)
 }
-EDGES = {"api", "cli", "server", "client", "wiring", "opencode_env"}
+EDGES = {"api", "evaluate", "cli", "server", "client", "wiring", "opencode_env"}
 """Nothing but an edge, or the package's own face, imports one of these."""
 HEAVY = "openenv gradio docker e2b fastapi starlette mcp fastmcp fleet httpx prometheus_client rollcage.server".split()
 

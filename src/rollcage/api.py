@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from rollcage.errors import UsageError
 from rollcage.events import Rollout
@@ -19,9 +19,13 @@ from rollcage.types import Job, Task
 from rollcage.wiring import opened_runner
 
 if TYPE_CHECKING:
+    from rollcage.evaluate import Batch, Evaluating
     from rollcage.runner import Runner
     from rollcage.store import Store
 
+T = TypeVar("T")
+TaskSet = Sequence["str | Task | TaskFile | Path"]
+"""Sources of tasks, and tasks."""
 Work = str | Task | TaskFile | Path
 """What to do: an instruction, a task, or the path of a task file."""
 
@@ -33,11 +37,16 @@ def run(
     **arguments: Unpack[RolloutArguments],
 ) -> Rollout:
     """Run one rollout to its end; `arun` says what the arguments are. Works in a notebook, too."""
-    import anyio
-    from anyio.from_thread import start_blocking_portal
 
     async def work() -> Rollout:
         return await arun(task, settings=settings, **arguments)
+
+    return _blocking(work)
+
+
+def _blocking(work: Callable[[], Awaitable[T]]) -> T:
+    import anyio
+    from anyio.from_thread import start_blocking_portal
 
     options = {"use_uvloop": True}
     if not _in_a_loop():
@@ -122,6 +131,68 @@ async def open_runner(
             if store is None:
                 store = await stack.enter_async_context(Store.open(settings.log_path))
             yield await stack.enter_async_context(opened_runner(settings, store, warm=warm, at_once=at_once))
+
+
+def aeval(
+    tasks: Work | TaskSet,
+    models: str | Sequence[str] = (),
+    *,
+    agents: str | Sequence[str] = (),
+    n: int = 1,
+    at_once: int = 8,
+    name: str = "",
+    retry: Literal["", "broken", "infrastructure"] = "",
+    accept_changes: bool = False,
+    max_tokens: int = 0,
+    max_time_s: float | None = None,
+    budget: float | None = None,
+    runner: Runner | None = None,
+    store: Store | None = None,
+    settings: Settings | None = None,
+    **arguments: Unpack[RolloutArguments],
+) -> Evaluating:
+    """Evaluate: every task x model x agent, `n` times each. `await` gives the `Batch`; `async for` each row as it ends.
+
+    `tasks`: sources as `rollcage eval` takes them (a task file, a folder, a dataset), tasks, or several of both.
+    `models`: `scripted`, `vllm`, `openai/gpt-4o-mini`, `http://host/v1#model`. `agents`: else each task's own.
+    The same call goes on where it was: what has a result is not run again. `retry`: see `rollcage eval --retry`.
+    `budget`: in the currency of `prices.toml`. `runner` and `store`: what `open_runner` gave, and its log.
+    """
+    from rollcage.evaluate import Evaluating, Evaluation, prices_in
+    from rollcage.runner.batch import BatchLimits
+
+    if (runner is None) != (store is None):
+        raise UsageError("a runner and its log go together", argument="runner", remedy="give both, or neither")
+    settings = settings or Settings.from_environ()
+    several: Sequence[Any] = [tasks] if isinstance(tasks, str | Path | Task | TaskFile) else list(tasks)
+    asked = Evaluation(
+        sources=tuple(str(each) for each in several if isinstance(each, str | Path)),
+        tasks=tuple(_read(each) for each in several if not isinstance(each, str | Path)),
+        models=(models,) if isinstance(models, str) else tuple(models),
+        agents=(agents,) if isinstance(agents, str) else tuple(agents),
+        n=n,
+        name=name,
+        arguments=dict(arguments),
+        limits=BatchLimits(
+            at_once=at_once,
+            max_tokens=max_tokens,
+            max_time_s=max_time_s,
+            budget=budget,
+            prices=prices_in(settings.prices_path),
+            retry=retry,
+        ),
+        accept_changes=accept_changes,
+    )
+    return Evaluating(asked, settings, runner, store)
+
+
+def eval(tasks: Work | TaskSet, models: str | Sequence[str] = (), **more: Any) -> Batch:
+    """Evaluate to the end; `aeval` says what the arguments are. Works in a notebook, too."""
+
+    async def work() -> Batch:
+        return await aeval(tasks, models, **more)
+
+    return _blocking(work)
 
 
 def load(path: str | Path) -> Any:

@@ -116,6 +116,32 @@ def kind_of(request: EndpointRequest, task: Task | None = None) -> str:
     )
 
 
+def named_model(text: str) -> dict[str, str]:
+    """The arguments that a model's name in one word means: `vllm`, `openai/gpt-4o-mini`, `https://host/v1#model`.
+
+    The part before the first slash is a kind of the catalog, the rest the model's name there. After an address, `#`
+    begins the model's name, and no key is sent unless one is given.
+    """
+    text = text.strip()
+    if re.match(r"https?://", text):
+        address, _, model = text.partition("#")
+        if not model:
+            raise UsageError(
+                f"{text!r} does not say which model", argument="model", remedy=f"write {address}#NAME-OF-THE-MODEL"
+            )
+        return {"base_url": address, "model": model, "api_key": "none"}
+    kind, _, model = text.partition("/")
+    kind = kind.lower().replace("-", "_")
+    if kind not in CATALOG or kind == "custom":
+        known = ", ".join(name for name in CATALOG if name != "custom")
+        raise UsageError(
+            f"{text!r} names no endpoint",
+            argument="model",
+            remedy=f"begin with one of {known}, as in openai/gpt-4o-mini, or give an address: http://host/v1#model",
+        )
+    return {"endpoint": kind, **({"model": model} if model else {})}
+
+
 def _implied(request: EndpointRequest) -> tuple[str, str] | None:
     """What the older shape's arguments mean, and which of them says so."""
     found: list[tuple[str, str]] = []

@@ -10,11 +10,13 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from rollcage.agent_events import AgentEvent, AgentRaw
 from rollcage.types import (
+    BatchPlace,
     Blame,
     CommandResult,
     GroupPlace,
     Job,
     JsonObject,
+    Origin,
     Outcome,
     Reward,
     Stage,
@@ -48,6 +50,10 @@ class Queued(Value):
     """The ended rollout whose stored work this one judges again; empty where this is a rollout of its own."""
     group: GroupPlace | None = None
     """Its place in the group it was started with; None where it was started alone."""
+    batch: BatchPlace | None = None
+    """Its place in a batch; None where it belongs to none."""
+    origin: Origin | None = None
+    """The rollout that it replays or was forked from; None where all of it is its own."""
 
 
 class Requeued(Value):
@@ -350,6 +356,10 @@ class Rollout(Value):
     """Where the agent's work is stored; None where verification was never reached, or by an older rollcage."""
     reverifies: str = ""
     """The rollout whose stored work this one judges again."""
+    batch: BatchPlace | None = None
+    """Its place in a batch."""
+    origin: Origin | None = None
+    """The rollout that it replays or was forked from."""
     verdicts: tuple[Verdict, ...] = ()
     """What judging the stored work again came to, oldest first: out of the logs of those rollouts. `reward` stays the
     first verdict."""
@@ -432,6 +442,7 @@ def _apply(state: JsonObject, lists: dict[str, list[object]], timings: dict[str,
         case Queued(job=job, owner=owner, caller=caller, resumable=resumable, reverifies=reverifies):
             state.update(id=entry.rollout_id, job=job, owner=owner, caller=caller, resumable=resumable)
             state.update(created_at=entry.time, reverifies=reverifies)
+            state.update(batch=entry.event.batch, origin=entry.event.origin)
         case Requeued(owner=owner):
             state.update(owner=owner, stage=Stage.QUEUED, sandbox_id="", notes=(), environment=None)
             lists["setup"].clear()

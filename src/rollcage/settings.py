@@ -96,6 +96,11 @@ class Settings(Value):
         return os.access(self.log_path, os.W_OK) and os.access(self.home, os.W_OK)
 
     @property
+    def prices_path(self) -> Path:
+        """What models cost: a TOML table by name, each with `input` and `output` per million tokens."""
+        return self.home / "prices.toml"
+
+    @property
     def work_dir(self) -> Path:
         """Where agents' work is kept, beside the log."""
         return self.home / "work"

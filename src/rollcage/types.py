@@ -716,4 +716,38 @@ class GroupPlace(Value):
     """With so many usable ones the group has enough, and the rest is stopped; 0: all run to their end."""
 
 
+class BatchPlace(Value):
+    """A rollout's place in a batch: tasks x models x agents x samples."""
+
+    name: str
+    """The batch."""
+    cell: str
+    """Which of its combinations, as a digest of task, model and agent, and the number of the sample."""
+    task: str
+    """The task's id in the batch."""
+    digest: str
+    """What the task said: its digest."""
+    model: str
+    """The model, as it was named."""
+    agent: str
+    """The agent."""
+    sample: int
+    """The number of the sample, from 1."""
+    attempt: int = 1
+    """1, and one more each time that what came before was no result."""
+
+
+class Origin(Value):
+    """The rollout whose recorded answers this one was given."""
+
+    rollout_id: str
+    """That rollout."""
+    how: Literal["replay", "fork"] = "replay"
+    """`replay`: all its answers; `fork`: those before a turn, and a live model from there on."""
+    turn: int | None = None
+    """For a fork: the first turn, from 1, that was not answered from the record."""
+    edited: bool = False
+    """For a fork: whether the answer of that turn was given by hand, and the model spoke after it."""
+
+
 ScriptedTurn.model_rebuild()

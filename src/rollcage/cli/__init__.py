@@ -18,6 +18,7 @@ from rollcage.cli import (
     completion,
     demo,
     doctor,
+    evaluate,
     export,
     fleet,
     image,
@@ -49,7 +50,20 @@ def rollcage() -> None:
 
 
 for _command in (
-    *(demo.demo, run.run, run.watch, run.abort, reading.ls, reading.show, serve.serve, doctor.doctor, doctor.setup),
+    *(
+        demo.demo,
+        run.run,
+        evaluate.evaluate,
+        evaluate.report,
+        evaluate.compare,
+        run.watch,
+        run.abort,
+        reading.ls,
+        reading.show,
+        serve.serve,
+        doctor.doctor,
+        doctor.setup,
+    ),
     *(
         audit.audit,
         reverify.reverify,

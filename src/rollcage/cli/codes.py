@@ -19,6 +19,16 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141
 """Whoever read the output went away."""
 
+EVAL_HELP = """\b
+Exit codes:
+  0    every rollout was scored (whatever its reward)
+  1    some were not: they broke, cannot be run here, or a limit was reached
+  2    bad input: an option, a source, a changed task
+  3    a model, this machine or its log is not ready
+  4    everything was scored, and a model's mean is below --require
+  130  interrupted; the same command goes on
+"""
+
 HELP = """\b
 Exit codes:
   0    done; the rollout was scored (whatever its reward), or there was nothing to verify

@@ -5,20 +5,30 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import anyio
 from anyio.abc import TaskStatus
 
 from rollcage.cli import codes
-from rollcage.cli.output import Output
 
 Stop = Callable[[], Awaitable[None]]
+
+
+class Told(Protocol):
+    """Whoever shows what happens."""
+
+    def note(self, message: str) -> None:
+        """Something that is not in the log."""
+
+    def leave(self) -> None:
+        """Give the terminal back at once."""
 
 
 class Interrupts:
     """Signals while a rollout runs: the first one stops it cleanly, the second leaves at once."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Told) -> None:
         self._output = output
         self.code: int | None = None
         """The exit code of the signal, once one came."""

@@ -33,6 +33,19 @@ def model_options() -> list[click.Option]:
     return _options([name for name in EndpointArguments.model_fields if name not in _SAMPLING])
 
 
+EVAL_ARGUMENTS = (
+    "api_key temperature seed top_logprobs history keep_reasoning thinking agent_timeout_s timeout_s setup_timeout_s"
+    " verify_timeout_s max_tokens_cap max_turns driver system_prompt enabled_tools disabled_tools sandbox template"
+    " system mode policy_version metadata"
+).split()
+"""Arguments of a rollout that make sense for all rollouts of a batch."""
+
+
+def eval_options() -> list[click.Option]:
+    """Those of `rollcage eval`, beside its own."""
+    return _options(EVAL_ARGUMENTS)
+
+
 def fleet_options() -> list[click.Option]:
     """Those of `rollcage fleet run`, where `--endpoint` is one of the environment's."""
     from rollcage.cli.fleet import AGENT_ARGUMENTS

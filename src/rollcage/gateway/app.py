@@ -62,12 +62,15 @@ class Gateway:
         """How many connections to models are open, busy or idle."""
         return self._upstream.connections
 
-    async def check(self, endpoint: Endpoint) -> None:
-        """Ask the endpoint who it is; raises ModelUnreachable where it does not answer, or refuses the key."""
+    async def check(self, endpoint: Endpoint, *, fresh: bool = False) -> None:
+        """Ask the endpoint who it is; raises ModelUnreachable where it does not answer, or refuses the key.
+
+        `fresh`: whatever it said a moment ago.
+        """
         name = (endpoint.base_url, endpoint.model, endpoint.key.get_secret_value())
         now = asyncio.get_running_loop().time()
         since, probe = self._probes.get(name, (0.0, None))
-        if probe is None or (probe.done() and (now - since > CHECK_AGE_S or not _good(probe))):
+        if probe is None or (probe.done() and (fresh or now - since > CHECK_AGE_S or not _good(probe))):
             # Keys come and go with rollouts (the scripted model's do): what is stale must not pile up.
             stale = [key for key, (then, old) in self._probes.items() if old.done() and now - then > CHECK_AGE_S]
             for key in stale:

@@ -20,7 +20,7 @@ from rollcage.runner.queue import EVERYBODY, FairQueue, Quota, Slot
 from rollcage.runner.registry import Registry as Registry
 from rollcage.store import Store, Summary
 from rollcage.store.redact import hidden
-from rollcage.types import GroupPlace, Job, Outcome, Stage
+from rollcage.types import BatchPlace, Endpoint, GroupPlace, Job, Origin, Outcome, Stage
 
 RETRY_S = 5
 """How long to wait before a log that could not be written is tried again."""
@@ -58,6 +58,10 @@ class StartOptions:
     """The rollout whose stored work it judges again."""
     group: GroupPlace | None = None
     """Its place among those that are started with it."""
+    batch: BatchPlace | None = None
+    """Its place in a batch."""
+    origin: Origin | None = None
+    """The rollout it replays, or is forked from."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +230,8 @@ class Runner:
             not_resumable_because=options.not_resumable_because,
             reverifies=options.reverifies,
             group=options.group,
+            batch=options.batch,
+            origin=options.origin,
         )
 
     def check(self, job: Job) -> None:
@@ -279,6 +285,10 @@ class Runner:
             else:
                 slot.leave()
         return results
+
+    async def check_model(self, endpoint: Endpoint) -> None:
+        """Ask a model whether it is there; ModelUnreachable where it is not."""
+        await self._registry.gateway.check(endpoint, fresh=True)
 
     @property
     def open_ids(self) -> list[str]:

@@ -98,6 +98,32 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE rollouts ADD COLUMN blame TEXT;
     CREATE INDEX rollouts_by_group ON rollouts (group_id) WHERE group_id != '';
     """,
+    """
+    CREATE TABLE batch_entries (
+        id INTEGER PRIMARY KEY,
+        batch TEXT NOT NULL,
+        caller TEXT NOT NULL,
+        time REAL NOT NULL,
+        kind TEXT NOT NULL,
+        body TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX batch_entries_by_batch ON batch_entries (batch);
+    CREATE TRIGGER batch_entries_stay BEFORE DELETE ON batch_entries
+        BEGIN SELECT RAISE(ABORT, 'entries are never deleted'); END;
+    CREATE TRIGGER batch_entries_keep BEFORE UPDATE ON batch_entries
+        BEGIN SELECT RAISE(ABORT, 'entries are never changed'); END;
+    ALTER TABLE rollouts ADD COLUMN batch TEXT NOT NULL DEFAULT '';
+    ALTER TABLE rollouts ADD COLUMN cell TEXT NOT NULL DEFAULT '';
+    ALTER TABLE rollouts ADD COLUMN sample INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE rollouts ADD COLUMN attempt INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE rollouts ADD COLUMN batch_model TEXT NOT NULL DEFAULT '';
+    ALTER TABLE rollouts ADD COLUMN batch_task TEXT NOT NULL DEFAULT '';
+    ALTER TABLE rollouts ADD COLUMN prompt_tokens INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE rollouts ADD COLUMN origin TEXT NOT NULL DEFAULT '';
+    ALTER TABLE rollouts ADD COLUMN origin_how TEXT NOT NULL DEFAULT '';
+    CREATE INDEX rollouts_by_batch ON rollouts (batch) WHERE batch != '';
+    CREATE INDEX rollouts_by_origin ON rollouts (origin) WHERE origin != '';
+    """,
 )
 """What leads from each schema version to the next; the version is `PRAGMA user_version`. Never edit one, add one.
 

@@ -369,12 +369,22 @@ class Store:
 
     async def rebuild(self) -> None:
         """Make the table behind `list` anew from the log, should it ever be doubted."""
+        await self.change(rebuild)
 
-        def work() -> None:
+    async def change(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Do something rare to the file in one transaction, beside the writer; durable when it returns."""
+
+        def changing() -> T:
             with closing(connect(self.path)) as connection, transaction(connection):
-                rebuild(connection)
+                return work(connection)
 
-        await to_thread.run_sync(_explaining, self.path, "rebuild", work, limiter=self._limiter)
+        done = await to_thread.run_sync(_explaining, self.path, "write", changing, limiter=self._limiter)
+        self._bell.ring()
+        return done
+
+    async def ask(self, question: Callable[[sqlite3.Connection], T]) -> T:
+        """What some other part of the store reads."""
+        return await self._query(question)
 
     async def _entries(self, where: str, values: Sequence[object]) -> Entries:
         return await self._query(lambda connection: entries(connection, where, values))

@@ -44,6 +44,16 @@ def summarise(connection: sqlite3.Connection, entry: Entry) -> None:
                     place.min_usable,
                 ),
             )
+            if cell := event.batch:
+                names = map(_storable, (cell.name, cell.cell, cell.model, cell.task))
+                connection.execute(
+                    "UPDATE rollouts SET batch = ?, cell = ?, batch_model = ?, batch_task = ?, sample = ?, attempt = ?"
+                    " WHERE id = ?",
+                    (*names, cell.sample, cell.attempt, key),
+                )
+            if origin := event.origin:
+                sql = "UPDATE rollouts SET origin = ?, origin_how = ? WHERE id = ?"
+                connection.execute(sql, (_storable(origin.rollout_id), origin.how, key))
         case Requeued(owner=owner):
             connection.execute("UPDATE rollouts SET owner = ?, stage = 'queued' WHERE id = ?", (_storable(owner), key))
         case AgentEmitted(event=emitted):
@@ -62,6 +72,9 @@ def summarise(connection: sqlite3.Connection, entry: Entry) -> None:
                 " policy_version = CASE WHEN turns THEN policy_version ELSE ? END WHERE id = ?",
                 (tokens, trainable, _storable(turn.policy_version), key),
             )
+            asked = turn.usage.get("prompt_tokens")
+            prompt = asked if isinstance(asked, int) and 0 <= asked < 1 << 40 else len(turn.prompt_ids)
+            connection.execute("UPDATE rollouts SET prompt_tokens = prompt_tokens + ? WHERE id = ?", (prompt, key))
         case Scored(reward=reward):
             connection.execute("UPDATE rollouts SET reward = ? WHERE id = ?", (reward.total, key))
         case Ended(outcome=outcome, error=error, blame=blame):

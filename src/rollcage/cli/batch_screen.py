@@ -1,0 +1,127 @@
+"""A batch while it runs: a table that stays in place on a terminal, one plain line per rollout elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from rollcage.batches import BatchReport, BatchRow, BatchView
+from rollcage.cli.screen import screen
+from rollcage.cli.standing import style_of
+from rollcage.cli.text import one_line, reward_text, seconds_of
+from rollcage.reports import cells, headings, who
+from rollcage.settings import Settings
+
+MOST_TASKS = 500
+"""Batches with more lines than this show their models alone while they run."""
+
+
+class BatchScreen:
+    """Shows one batch."""
+
+    def __init__(self, settings: Settings, *, quiet: bool) -> None:
+        """`quiet`: standard output belongs to a document."""
+        self._console = screen(settings, file=sys.stderr if quiet else sys.stdout)
+        self._quiet = quiet
+        self._live: Live | None = None
+        self._told: set[str] = set()
+        self.view: BatchView | None = None
+
+    def begin(self, view: BatchView) -> None:
+        """The batch is known; what ended before is not told again."""
+        self.view = view
+        done = [row for row in view.current if row.outcome is not None and not row.interrupted]
+        self._told = {row.rollout_id for row in done}
+        before = f", {len(done)} of them done before" if done else ""
+        self._line(Text(f"batch {one_line(view.plan.name, 100)}: {view.plan.size} rollouts{before}"))
+        for task, why in view.skipped.items():
+            self._line(Text(f"! cannot run {one_line(task, 80)}: {one_line(why, 300)}", style="yellow"))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Keep the table in place while the block lasts, where there is a terminal."""
+        if not self._console.is_terminal or self._console.is_dumb_terminal:
+            yield
+            return
+        self._live = Live(console=self._console, transient=True, auto_refresh=False, redirect_stderr=False)
+        try:
+            with self._live:
+                yield
+        finally:
+            self._live = None
+
+    async def show(self, view: BatchView, mine: bool) -> None:
+        """The batch as it is now; `mine`: whether this process runs it."""
+        self.view = view
+        if self._live is not None:
+            self._live.update(self._table(view.report(running=True), mine), refresh=True)
+            return
+        for row in view.current:
+            if row.outcome is not None and row.rollout_id not in self._told:
+                self._told.add(row.rollout_id)
+                self._line(self._row(row, len(self._told), view.plan.size))
+
+    def finish(self, report: BatchReport) -> None:
+        """What it came to."""
+        self._console.put([Text(""), self._table(report, mine=True, whole=True)])
+        for task, why in report.skipped.items():
+            self._line(Text(f"! not run: {one_line(task, 80)}: {one_line(why, 300)}", style="yellow"))
+        for each in report.broken:
+            told = (
+                f"{each.rollout_id}  {one_line(each.task, 40)}  {each.blame or 'nobody'}: {one_line(each.error, 200)}"
+            )
+            self._line(Text(f"  broken {told}", style="magenta"))
+
+    def note(self, message: str) -> None:
+        """Something that is not in the log."""
+        self._line(Text(f"! {message}", style="yellow"))
+
+    def leave(self) -> None:
+        """Give the terminal back at once."""
+        if self._live is not None:
+            self._live.stop()
+
+    def _line(self, text: Text) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def _row(self, row: BatchRow, number: int, size: int) -> Text:
+        earned = "no reward" if row.reward is None else f"reward {reward_text(row.reward)}"
+        text = Text(f"[{number}/{size}] {one_line(row.task, 60)}  {one_line(row.model, 60)}  #{row.sample}  ")
+        text.append(f"{row.outcome.value if row.outcome else ''}  {earned}", style=style_of(row.outcome, row.reward))
+        text.append(f"  {row.tokens:,} tokens  {seconds_of(row.seconds or 0.0)}  {row.rollout_id}")
+        if row.error:
+            text.append(f"  {one_line(row.error, 200)}")
+        return text
+
+    def _table(self, report: BatchReport, mine: bool, *, whole: bool = False) -> RenderableType:
+        overall = report.overall
+        queued = report.size - overall.done - overall.running
+        words = f"{one_line(report.name, 60)}  {report.status}  {overall.done} done, {overall.running} running, "
+        words += f"{queued} queued, {overall.broken} broken"
+        if report.eta_s is not None and not whole:
+            words += f"  about {seconds_of(report.eta_s)} left"
+        if report.cost is not None:
+            words += f"  cost {report.cost:.4f}"
+        if not mine:
+            words += "  (another process runs it)"
+        lines: list[RenderableType] = [Text(words, style="bold")]
+        if report.why:
+            lines.append(Text(f"! {one_line(report.why, 300)}", style="yellow"))
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+        for title in ("task", "model", *headings(report.n)):
+            table.add_column(title, justify="left" if title in ("task", "model") else "right", no_wrap=True)
+        room = MOST_TASKS if whole else max(0, self._console.height - len(report.models) - 6)
+        shown = report.tasks if len(report.tasks) <= room else [each for each in report.tasks if each.running][:room]
+        for each in shown:
+            table.add_row(one_line(each.task, 40), one_line(who(each), 40), *cells(each))
+        if len(shown) < len(report.tasks):
+            table.add_row(Text(f"{len(report.tasks) - len(shown)} more", style="dim"))
+        for each in report.models:
+            table.add_row(Text("all", style="bold"), one_line(who(each), 40), *cells(each), style="bold")
+        return Group(*lines, table)

@@ -1,0 +1,406 @@
+"""Evaluation: task sources x models x agents x samples become a batch, are run, and come back as a `Batch`."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from pydantic import SecretStr, TypeAdapter, ValidationError
+
+from rollcage.batches import NO_MODEL_LABEL, BatchPlan, BatchReport, BatchRow, BatchView, Cell, Price, TaskRef
+from rollcage.endpoints import named_model, resolve
+from rollcage.errors import ModelUnreachable, UsageError
+from rollcage.jobs import NO_MODEL_AGENTS, job_of, needs_model, with_arguments
+from rollcage.runner.batch import BatchLimits, BatchRun, CellJob, MakeJob, batch_view, is_running, locked_or_followed
+from rollcage.schema.request import SECRETS, RolloutRequest
+from rollcage.settings import Settings
+from rollcage.store.batches import add_to_batch, batch_log, batch_rows
+from rollcage.tasks import SourcedTask, TaskFile, open_source
+from rollcage.types import NO_MODEL, Endpoint, JsonObject
+
+if TYPE_CHECKING:
+    from rollcage.runner import Runner
+    from rollcage.simulators import ScriptedModel
+    from rollcage.store import Store
+
+Show = Callable[[BatchView, bool], Awaitable[None]]
+"""Shown the batch now and then; whether this process runs it."""
+_PRICES = TypeAdapter(dict[str, Price])
+_OWN = ("agent", "endpoint", "base_url", "model", "instruction", "idempotency_key", "task_id")
+"""Arguments that a batch sets itself, or that belong to its tasks."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is to be evaluated, as it was asked for."""
+
+    sources: tuple[str, ...] = ()
+    """Task files, folders, datasets."""
+    tasks: tuple[TaskFile, ...] = ()
+    """Tasks that are there already, beside or instead of sources."""
+    models: tuple[str, ...] = ()
+    """`scripted`, `vllm`, `openai/gpt-4o-mini`, `http://host/v1#model`."""
+    agents: tuple[str, ...] = ()
+    """None: the agent that each task names."""
+    n: int = 1
+    name: str = ""
+    """None given: one is made of what is asked, so that the same goes on where it was."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of a rollout that hold for all."""
+    limits: BatchLimits = field(default_factory=BatchLimits)
+    accept_changes: bool = False
+    """Go on though tasks or arguments have changed; what changed is run again."""
+
+
+class Sources:
+    """The tasks of an evaluation, by their ids in the batch."""
+
+    def __init__(self, asked: Evaluation) -> None:
+        self.found: dict[str, SourcedTask] = {}
+        self.skipped: dict[str, str] = {}
+        for source in asked.sources:
+            for task in open_source(source):
+                self._add(task)
+        for file in asked.tasks:
+            from rollcage.tasks.sources import digest_of
+
+            name = file.task.id or f"task-{len(self.found) + 1}"
+            self._add(SourcedTask(id=name, digest=digest_of(file), where=str(file.path), file=file))
+        if not self.found and not self.skipped:
+            raise UsageError(
+                "there is no task in it", argument="sources", remedy="name a task file or a folder of them"
+            )
+
+    def _add(self, task: SourcedTask) -> None:
+        if (there := self.found.get(task.id)) and there.digest == task.digest and there.where == task.where:
+            return  # the same source, named twice
+        name, number = task.id, 2
+        while name in self.found or name in self.skipped:
+            name, number = f"{task.id}#{number}", number + 1
+        if task.file is None or task.problem:
+            self.skipped[name] = task.problem or "it cannot be read"
+        else:
+            self.found[name] = task
+
+    @property
+    def refs(self) -> tuple[TaskRef, ...]:
+        """What the plan says of them."""
+        return tuple(TaskRef(id=name, digest=task.digest[:16]) for name, task in self.found.items())
+
+
+def plan_of(asked: Evaluation, sources: Sources) -> BatchPlan:
+    """The plan; UsageError, before anything is started, where it makes no sense."""
+    given = {name: value for name, value in asked.arguments.items() if value is not None}
+    for name in set(given) & set(_OWN):
+        raise UsageError("a batch sets this itself", argument=name)
+    RolloutRequest.parsed({"instruction": "", **given})
+    for model in asked.models:
+        named_model(model)
+    agents = asked.agents or ("",)
+    models = tuple(dict.fromkeys(asked.models))
+    if not models:
+        used = {agent or task.file.agent.name for agent in agents for task in sources.found.values() if task.file}
+        if not used <= NO_MODEL_AGENTS:
+            raise UsageError("no model is named", argument="model", remedy="give -m scripted, -m vllm, -m openai/NAME")
+        models = (NO_MODEL_LABEL,)
+    plan = BatchPlan(
+        name=asked.name,
+        sources=tuple(str(Path(source).absolute()) for source in asked.sources),
+        models=models,
+        agents=tuple(dict.fromkeys(agents)),
+        n=asked.n,
+        tasks=sources.refs,
+        skipped=sources.skipped,
+        arguments=json.loads(json.dumps({name: given[name] for name in sorted(given) if name not in SECRETS})),
+    )
+    return plan if plan.name else plan.model_copy(update={"name": _default_name(plan)})
+
+
+def _default_name(plan: BatchPlan) -> str:
+    """The same for the same command, so that it goes on where it was."""
+    said = plan.model_copy(update={"tasks": (), "skipped": {}}).model_dump_json()
+    first = Path(plan.sources[0]).stem if plan.sources else "tasks"
+    model = plan.models[0].rpartition("/")[2].rpartition("#")[2]
+    return f"{first}-{model}-{blake2b(said.encode(), digest_size=3).hexdigest()}"[:100]
+
+
+def prices_in(path: Path) -> dict[str, Price]:
+    """The price list; empty where there is none. UsageError where it makes no sense."""
+    if not path.exists():
+        return {}
+    try:
+        return _PRICES.validate_python(tomllib.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, ValidationError) as error:
+        line = str(error).splitlines()[0]
+        remedy = 'it holds tables such as ["openai/gpt-4o-mini"] with input and output'
+        raise UsageError(f"{path}: {line}", remedy=remedy) from error
+
+
+@asynccontextmanager
+async def cell_jobs(asked: Evaluation, sources: Sources, settings: Settings) -> AsyncIterator[MakeJob]:
+    """Makes the job of each cell, for as long as the block lasts: the scripted model lives in it."""
+    async with AsyncExitStack() as stack:
+        scripted: ScriptedModel | None = None
+        if any(named_model(model).get("endpoint") == "scripted" for model in asked.models):
+            from rollcage.simulators import ScriptedModel
+
+            scripted = await stack.enter_async_context(ScriptedModel(keep_requests=0))
+
+        def make(cell: Cell) -> CellJob:
+            task = sources.found[cell.task.id]
+            if task.file is None:
+                raise UsageError(task.problem)
+            file = with_arguments(task.file, _arguments(cell, asked))
+            model = _model(file, cell, settings, scripted)
+            release = (lambda: scripted.forget(model)) if scripted and model.kind == "scripted" else _nothing
+            return CellJob(job_of(file, model), release)
+
+        yield make
+
+
+def _arguments(cell: Cell, asked: Evaluation) -> dict[str, Any]:
+    """What is said over a task for one cell."""
+    more: dict[str, Any] = dict(asked.arguments)
+    if more.get("seed") is not None:
+        more["seed"] += cell.sample - 1
+    if cell.agent:
+        more["agent"] = cell.agent
+    if cell.model != NO_MODEL_LABEL:
+        named = named_model(cell.model)
+        if key := more.get("api_key"):
+            named["api_key"] = key.get_secret_value() if isinstance(key, SecretStr) else key
+        more |= named
+    more.setdefault("task_id", cell.task.id[:200])
+    more.setdefault("group_id", f"{asked.name}/{cell.task.id}/{cell.model}/{cell.agent}"[:200].rstrip("/"))
+    return more
+
+
+def _model(file: TaskFile, cell: Cell, settings: Settings, scripted: ScriptedModel | None) -> Endpoint:
+    if cell.model == NO_MODEL_LABEL and not needs_model(file.agent.name, file.endpoint):
+        return NO_MODEL
+    return resolve(file.endpoint, settings, file.task, scripted=scripted.endpoint if scripted else None)
+
+
+def _nothing() -> None:
+    pass
+
+
+class Batch:
+    """An evaluated batch: what it came to, and its rollouts row by row."""
+
+    def __init__(self, view: BatchView, *, running: bool = False, prices: Mapping[str, Price] | None = None) -> None:
+        self.view = view
+        self.report: BatchReport = view.report(running=running, prices=dict(prices or {}))
+
+    @property
+    def name(self) -> str:
+        """Names it in the log."""
+        return self.report.name
+
+    @property
+    def mean(self) -> float | None:
+        """The mean reward of all that counts."""
+        return self.report.overall.mean
+
+    @property
+    def rows(self) -> list[BatchRow]:
+        """The latest rollout of each cell."""
+        return self.view.current
+
+    def to_dict(self) -> JsonObject:
+        """As `rollcage report --json` writes it."""
+        return self.report.model_dump(mode="json")
+
+    def to_pandas(self) -> Any:
+        """A data frame with one row per rollout."""
+        try:
+            import pandas as pd  # type: ignore[import-untyped,unused-ignore]
+        except ImportError as error:
+            raise UsageError("pandas is not installed", remedy="pip install pandas") from error
+        return pd.DataFrame([row.to_dict() for row in self.rows])
+
+    def table(self) -> str:
+        """What it came to, by model and by task, as Markdown."""
+        from rollcage.reports import markdown
+
+        return markdown(self.report)
+
+    def _repr_html_(self) -> str:
+        from rollcage.reports import html
+
+        return html(self.report)
+
+    def __repr__(self) -> str:
+        """In one line."""
+        overall = self.report.overall
+        return f"<Batch {self.name} {self.report.status}, {overall.done} of {self.report.size}, mean {overall.mean}>"
+
+
+@asynccontextmanager
+async def open_batch(
+    asked: Evaluation, settings: Settings, store: Store, runner: Runner
+) -> AsyncIterator[tuple[BatchView, Callable[[Show | None], Awaitable[BatchView]]]]:
+    """The batch as the log has it (planned now, where it is new), and what runs it, or follows whoever does."""
+    sources = Sources(asked)
+    plan = await _settled(asked, plan_of(asked, sources), store)
+    asked = _replaced(asked, plan.name)
+    view = await batch_view(store, plan.name)
+
+    async def work(show: Show | None) -> BatchView:
+        async def followed(seen: BatchView) -> None:
+            if show:
+                await show(seen, False)
+
+        async with locked_or_followed(store, plan.name, followed) as over:
+            if over is not None:
+                return over
+            current = await batch_view(store, plan.name)
+            if not current.missing(asked.limits.retry):
+                if current.status != "done" and not is_paused(current):
+                    await add_to_batch(store, plan.name, "done")
+                return await batch_view(store, plan.name)
+            async with cell_jobs(asked, sources, settings) as make:
+                await _check_models(current.missing(asked.limits.retry), make, runner)
+                run = BatchRun(runner, store, current, make, asked.limits)
+                async with anyio.create_task_group() as tasks:
+                    if show:
+                        tasks.start_soon(_showing, run.view, show)
+                    await run.run()
+                    tasks.cancel_scope.cancel()
+                return run.view
+
+    yield view, work
+
+
+def is_paused(view: BatchView) -> bool:
+    """Whether it waits for a model."""
+    return bool(view.paused)
+
+
+async def _showing(view: BatchView, show: Show) -> None:
+    while True:
+        await show(view, True)
+        await anyio.sleep(0.5)
+
+
+async def _check_models(cells: Sequence[Cell], make: MakeJob, runner: Runner) -> None:
+    """Every model is asked once before anything is started: a wrong address or key is no result."""
+    for cell in {cell.model: cell for cell in cells}.values():
+        try:
+            made = make(cell)
+        except UsageError:
+            continue  # listed when its turn comes
+        try:
+            if made.job.model.kind not in (NO_MODEL.kind, "scripted"):
+                await runner.check_model(made.job.model)
+        except ModelUnreachable as error:
+            raise ModelUnreachable(f"{cell.model}: {error}") from error
+        finally:
+            made.release()
+
+
+async def _settled(asked: Evaluation, plan: BatchPlan, store: Store) -> BatchPlan:
+    """The plan as it is in the log from now on: that of the batch of this name, a changed one, or a new one."""
+    name, number = plan.name, 2
+    while entries := await batch_log(store, name):
+        view = BatchView(entries, await batch_rows(store, name))
+        if asked.name or view.missing(asked.limits.retry) or is_running(store, name):
+            changes = view.plan.changes(plan)
+            if changes and not asked.accept_changes:
+                raise UsageError(
+                    f"batch {name} was made of something else: " + "; ".join(changes[:5]),
+                    remedy="give --accept-changes to run again what changed, or another --name",
+                )
+            plan = plan.model_copy(update={"name": name})
+            if changes or view.plan.skipped != plan.skipped:
+                await add_to_batch(store, name, "planned", plan.model_dump(mode="json"))
+            return plan
+        name, number = f"{plan.name}-{number}", number + 1
+    plan = plan.model_copy(update={"name": name})
+    await add_to_batch(store, name, "planned", plan.model_dump(mode="json"))
+    return plan
+
+
+def _replaced(asked: Evaluation, name: str) -> Evaluation:
+    from dataclasses import replace
+
+    return replace(asked, name=name)
+
+
+async def resumed(
+    name: str,
+    store: Store,
+    limits: BatchLimits,
+    *,
+    accept_changes: bool = False,
+    more: Mapping[str, Any] | None = None,
+) -> Evaluation:
+    """What was asked for under a name, to go on with it. `more`: arguments given anew, such as a key."""
+    plan = (await batch_view(store, name)).plan
+    if not plan.sources:
+        raise UsageError(f"the tasks of {name} came from no file", remedy="start it again from where it was started")
+    return Evaluation(
+        sources=plan.sources,
+        models=() if plan.models == (NO_MODEL_LABEL,) else plan.models,
+        agents=() if plan.agents == ("",) else plan.agents,
+        n=plan.n,
+        name=name,
+        arguments={**plan.arguments, **(more or {})},
+        limits=limits,
+        accept_changes=accept_changes,
+    )
+
+
+class Evaluating:
+    """What `aeval` gives: `await` it for the whole `Batch`, or `async for row in` it as rollouts end."""
+
+    def __init__(self, asked: Evaluation, settings: Settings, runner: Runner | None, store: Store | None) -> None:
+        self._asked, self._settings, self._runner, self._store = asked, settings, runner, store
+
+    def __await__(self) -> Generator[Any, None, Batch]:
+        return self._whole().__await__()
+
+    async def _whole(self) -> Batch:
+        async with self._opened() as (_, work):
+            return Batch(await work(None), prices=self._asked.limits.prices)
+
+    async def __aiter__(self) -> AsyncIterator[BatchRow]:
+        send, receive = anyio.create_memory_object_stream[BatchRow](float("inf"))
+        told: set[str] = set()
+
+        async def show(view: BatchView, mine: bool) -> None:
+            for row in view.current:
+                if row.outcome is not None and not row.interrupted and row.rollout_id not in told:
+                    told.add(row.rollout_id)
+                    send.send_nowait(row)
+
+        async def run(work: Callable[[Show | None], Awaitable[BatchView]]) -> None:
+            async with send:
+                await show(await work(show), True)
+
+        async with self._opened() as (_, work), anyio.create_task_group() as tasks:
+            tasks.start_soon(run, work)
+            async with receive:
+                async for row in receive:
+                    yield row
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[tuple[BatchView, Callable[[Show | None], Awaitable[BatchView]]]]:
+        from rollcage.api import open_runner
+        from rollcage.store import Store
+
+        async with AsyncExitStack() as stack:
+            store, runner = self._store, self._runner
+            if store is None:
+                store = await stack.enter_async_context(Store.open(self._settings.log_path))
+            if runner is None:
+                opened = open_runner(settings=self._settings, store=store, at_once=self._asked.limits.at_once)
+                runner = await stack.enter_async_context(opened)
+            yield await stack.enter_async_context(open_batch(self._asked, self._settings, store, runner))

@@ -1,0 +1,129 @@
+"""`rollcage eval`, `report` and `compare` as processes: what they print, their exit codes, and kills at any moment."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import anyio
+import pytest
+
+from rollcage.batches import BatchRow
+from rollcage.store import Store
+from rollcage.store.batches import batch_rows
+from support.commands import environ, rest, rollcage, rollcage_running, until
+
+EVAL = ["eval", "tasks", "-m", "scripted", "--agent", "shell"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    (tasks / "good.toml").write_text('instruction = "touch a.txt"\nverify = ["test -e a.txt"]\n')
+    (tasks / "poor.toml").write_text('instruction = "true"\nverify = ["test -e a.txt", "true"]\n')
+    return tmp_path
+
+
+async def rows(home: Path, name: str) -> list[BatchRow]:
+    async with Store.open(home / "state" / "rollouts.db") as store:
+        return await batch_rows(store, name)
+
+
+def test_a_batch_is_run_shown_reported_and_compared(home: Path) -> None:
+    ended = rollcage(home, *EVAL, "-n", "2", "--name", "one", "-o", "one.csv")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for words in ("batch one: 4 rollouts", "[4/4]", "good", "reward 0.5", "one  done  4 done, 0 running, 0 queued"):
+        assert words in ended.stdout, ended.stdout
+    with (home / "one.csv").open() as file:
+        assert sorted(float(row["reward"]) for row in csv.DictReader(file)) == [0.5, 0.5, 1.0, 1.0]
+    again = rollcage(home, *EVAL, "-n", "2", "--name", "one", "--json", "--require", "0.9")
+    report = json.loads(again.stdout)
+    assert again.returncode == 4 and report["overall"]["mean"] == 0.75 and report["overall"]["done"] == 4
+    assert len(anyio.run(rows, home, "one")) == 4, "nothing ran twice"
+    shown = rollcage(home, "report", "one")
+    assert shown.returncode == 0 and "| good | scripted (shell) | 1.000 |" in shown.stdout
+    (home / "tasks" / "poor.toml").write_text('instruction = "touch a.txt"\nverify = ["test -e a.txt", "true"]\n')
+    changed = rollcage(home, *EVAL, "-n", "2", "--name", "one")
+    assert changed.returncode == 2 and "task poor: " in changed.stderr and "--accept-changes" in changed.stderr
+    assert rollcage(home, *EVAL, "--name", "two").returncode == 0
+    found = rollcage(home, "compare", "one", "two")
+    assert "2 tasks: 0.750 -> 1.000, difference +0.250" in found.stdout and "| poor | fixed |" in found.stdout
+    assert json.loads(rollcage(home, "compare", "one", "two", "--json").stdout)["changed"] == ["poor"]
+
+
+def test_mistakes_are_said_before_anything_is_started(home: Path) -> None:
+    (home / "none").mkdir()
+    for arguments, words in (
+        (["eval", "none", "-m", "scripted"], "no task file"),
+        (["eval", "tasks", "-m", "gpt-9"], "names no endpoint"),
+        (["eval", "tasks"], "no model is named"),
+        (["eval", "--resume", "nothing"], "no batch 'nothing'"),
+        (["eval", "tasks", "-m", "vllm", "--budget", "1"], "has no price"),
+        (["report", "nothing"], "no"),
+    ):
+        ended = rollcage(home, *arguments)
+        assert ended.returncode == 2 and words in ended.stderr, (arguments, ended.stdout, ended.stderr)
+        assert "Traceback" not in ended.stderr
+
+
+async def test_ctrl_c_stops_in_order_and_resume_goes_on(home: Path) -> None:
+    (home / "tasks" / "slow.toml").write_text(
+        'instruction = "until test -e /home/user/never; do sleep 0.1; done"\nverify = ["true"]\n'
+    )
+    async with rollcage_running(home, *EVAL, "--name", "cut") as process:
+        await until(process, "[2/3]")
+        os.kill(process.pid, signal.SIGINT)
+        code, out, error = await rest(process)
+    assert code == 130 and "--resume cut" in out, out + error
+    before = await rows(home, "cut")
+    assert Counter(row.interrupted for row in before) == {False: 2, True: 1}
+    (home / "tasks" / "slow.toml").write_text('instruction = "true"\nverify = ["true"]\n')
+    ended = await anyio.to_thread.run_sync(lambda: rollcage(home, "eval", "--resume", "cut", "--accept-changes"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert len(await rows(home, "cut")) == 4
+
+
+async def test_the_second_process_on_a_batch_follows_the_first(home: Path) -> None:
+    (home / "tasks" / "slow.toml").write_text('instruction = "sleep 3"\nverify = ["true"]\n')
+    async with (
+        rollcage_running(home, *EVAL, "--name", "both") as first,
+        rollcage_running(home, *EVAL, "--name", "both") as second,
+    ):
+        codes = [(await rest(process))[0] for process in (first, second)]
+    assert codes == [0, 0]
+    assert Counter(row.cell for row in await rows(home, "both")).most_common(1)[0][1] == 1
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_nothing_is_lost_and_nothing_is_run_twice(home: Path) -> None:
+    chance = random.Random(7)
+    command = [sys.executable, "-m", "rollcage", *EVAL, "-n", "12", "--at-once", "4", "--name", "killed"]
+    ended_before: dict[str, str] = {}
+    for _ in range(10):
+        child = subprocess.Popen(
+            command, env=environ(home), cwd=home, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert child.stdout
+        # A number of lines is a moment in the batch's life, however slow the machine is.
+        for _ in range(chance.randint(1, 3)):
+            child.stdout.readline()
+        child.kill()
+        child.communicate()
+        found = anyio.run(rows, home, "killed")
+        results = {row.cell: row.rollout_id for row in found if row.outcome and not row.interrupted}
+        assert ended_before.items() <= results.items(), "a result was lost"
+        ended_before = results
+    last = rollcage(home, *EVAL, "-n", "12", "--at-once", "4", "--name", "killed")
+    assert last.returncode == 0, last.stdout + last.stderr
+    found = anyio.run(rows, home, "killed")
+    once = Counter(row.cell for row in found if not row.interrupted)
+    assert len(once) == 24 and set(once.values()) == {1}, "every cell has one result"
+    assert all(row.outcome for row in found) and any(row.interrupted for row in found)
