@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
@@ -16,7 +16,7 @@ from rollcage.settings import Settings
 from rollcage.tasks import TaskFile
 from rollcage.tasks import load as load_task
 from rollcage.types import Job, Task
-from rollcage.wiring import opened_runner
+from rollcage.wiring import opened_runner, ungrouped
 
 if TYPE_CHECKING:
     from rollcage.evaluate import Batch, Evaluating
@@ -126,7 +126,7 @@ async def open_runner(
     from rollcage.store import Store
 
     settings = settings or Settings.from_environ()
-    with _ungrouped():
+    with ungrouped():
         async with AsyncExitStack() as stack:
             if store is None:
                 store = await stack.enter_async_context(Store.open(settings.log_path))
@@ -224,17 +224,3 @@ def _in_a_loop() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-@contextmanager
-def _ungrouped() -> Iterator[None]:
-    """The one error of a group is raised as itself: callers catch `UsageError`, not a group with one in it."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
-        if error is group:
-            raise
-        raise error from error.__cause__

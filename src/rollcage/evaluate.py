@@ -393,14 +393,15 @@ class Evaluating:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[tuple[BatchView, Callable[[Show | None], Awaitable[BatchView]]]]:
-        from rollcage.api import open_runner
         from rollcage.store import Store
+        from rollcage.wiring import opened_runner, ungrouped
 
-        async with AsyncExitStack() as stack:
-            store, runner = self._store, self._runner
-            if store is None:
-                store = await stack.enter_async_context(Store.open(self._settings.log_path))
-            if runner is None:
-                opened = open_runner(settings=self._settings, store=store, at_once=self._asked.limits.at_once)
-                runner = await stack.enter_async_context(opened)
-            yield await stack.enter_async_context(open_batch(self._asked, self._settings, store, runner))
+        with ungrouped():
+            async with AsyncExitStack() as stack:
+                store, runner = self._store, self._runner
+                if store is None:
+                    store = await stack.enter_async_context(Store.open(self._settings.log_path))
+                if runner is None:
+                    opened = opened_runner(self._settings, store, at_once=self._asked.limits.at_once)
+                    runner = await stack.enter_async_context(opened)
+                yield await stack.enter_async_context(open_batch(self._asked, self._settings, store, runner))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from rollcage.errors import UnknownRollout
@@ -162,3 +162,17 @@ async def opened_log(settings: Settings) -> AsyncIterator[Store]:
         if not store.read_only:
             await recover(store, Owners.beside(store))
         yield store
+
+
+@contextmanager
+def ungrouped() -> Iterator[None]:
+    """The one error of a group is raised as itself: callers catch `UsageError`, not a group with one in it."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        if error is group:
+            raise
+        raise error from error.__cause__

@@ -379,7 +379,8 @@ class Store:
                 return work(connection)
 
         done = await to_thread.run_sync(_explaining, self.path, "write", changing, limiter=self._limiter)
-        self._bell.ring()
+        if self._bell is not None:
+            self._bell.ring()
         return done
 
     async def ask(self, question: Callable[[sqlite3.Connection], T]) -> T:
