@@ -243,6 +243,8 @@ class Ended(Value):
     """A stable word for programs, None where nothing broke."""
     blame: Blame | None = None
     """Whose fault it is that there is no reward; not given: what `Outcome.blame` says."""
+    seconds: float | None = None
+    """Since it was queued, by a clock that nobody sets; None where another process queued it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -477,9 +479,11 @@ def _apply(state: JsonObject, lists: dict[str, list[object]], timings: dict[str,
             state["score"] = reward
         case AbortRequested():
             state["abort_requested"] = True
-        case Ended(outcome=outcome, error=error, error_code=code, blame=blame):
+        case Ended(outcome=outcome, error=error, error_code=code, blame=blame, seconds=seconds):
             state.update(stage=Stage.ENDED, ended_at=entry.time, outcome=outcome, error=error, error_code=code)
-            timings["total"] = entry.time - state.get("created_at", entry.time)
+            # Without a measured time there is only the clock on the wall, which may have been set back.
+            wall = max(entry.time - state.get("created_at", entry.time), sum(timings.values()), 0.0)
+            timings["total"] = wall if seconds is None else seconds
             if not outcome.scored:
                 state["score"] = None
             state["blame"] = None if state.get("score") else blame

@@ -23,30 +23,48 @@ SCRIPT = SCRIPTS / "container.sh"
 
 def answers(address: str) -> bool:
     """Whether an engine answers there."""
+    return "no container engine answers" not in trouble(address, start=False)
+
+
+def trouble(address: str, *, start: bool = True) -> str:
+    """Why an engine is of no use, or cannot start any container; empty where it can."""
 
     async def ask() -> None:
         engine = await ContainerEngine.open([address])
-        engine.close()
+        try:
+            if start:
+                await engine.check_runtime()
+        finally:
+            engine.close()
 
     try:
         anyio.run(ask)
-    except SetupError:
-        return False
-    return True
+    except SetupError as error:
+        return str(error)
+    return ""
 
 
 @contextmanager
 def an_engine(folder: Path) -> Iterator[str]:
     """The address of an engine. Skips the tests where there is none and none can be started."""
     for address in Settings.from_environ(os.environ).engines:
-        if address.startswith("unix://") and answers(address):
+        if address.startswith("unix://") and not trouble(address):
             yield address
             return
-    _need_podman()
+    need_podman()
+    # crun refuses machines with both kinds of cgroups, runc does not.
+    with podman(folder, "runc" if shutil.which("runc") else "") as address:
+        if why := trouble(address):
+            pytest.skip(why)
+        yield address
+
+
+@contextmanager
+def podman(folder: Path, runtime: str) -> Iterator[str]:
+    """The address of a podman of our own with this runtime; empty: its usual one."""
     address = f"unix://{folder}/podman.sock"
     options = ["--root", f"{folder}/root", "--runroot", f"{folder}/run", "--cgroup-manager", "cgroupfs"]
-    # crun refuses machines with both kinds of cgroups, runc does not.
-    options += ["--events-backend", "file", *(["--runtime", "runc"] if shutil.which("runc") else [])]
+    options += ["--events-backend", "file", *(["--runtime", runtime] if runtime else [])]
     with (folder / "log").open("wb") as log:
         # The signal is for the case that we are killed.
         argv = ["setpriv", "--pdeathsig", "TERM", "podman", *options, "system", "service", "--time=0", address]
@@ -65,7 +83,8 @@ def an_engine(folder: Path) -> Iterator[str]:
         _forget(folder, options)
 
 
-def _need_podman() -> None:
+def need_podman() -> None:
+    """Skip where there is none and none can be had."""
     if os.geteuid() != 0:
         pytest.skip("no container engine answers, and only root can start one here")
     if os.environ.get("CI") in ("true", "1"):

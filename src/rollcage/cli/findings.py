@@ -56,6 +56,8 @@ async def findings(settings: Settings, request: EndpointRequest) -> AsyncIterato
     if state.ok and not barred:
         async for finding in _box(settings):
             yield finding
+    async for finding in _engine(settings):
+        yield finding
     yield await _agent(settings)
     yield _server()
     if request.names_something:
@@ -134,6 +136,24 @@ async def _box(settings: Settings) -> AsyncIterator[Finding]:
     detail = f"{system} ({source})" + (f"; it lacks {', '.join(lacking)}" if lacking else "")
     remedy = f"tasks that call them fail; make a system that has them: {program()} setup --base" if lacking else ""
     yield Finding(name="system", ok=not lacking, needed=False, detail=detail, remedy=remedy)
+
+
+async def _engine(settings: Settings) -> AsyncIterator[Finding]:
+    """Whether `--sandbox container` would work; nothing where no engine answers, which most machines lack."""
+    from rollcage.sandboxes.container.engine import ContainerEngine
+
+    try:
+        engine = await ContainerEngine.open(settings.engines)
+    except RollcageError:
+        return
+    try:
+        await engine.check_runtime()
+        yield Finding(name="container engine", ok=True, needed=False, detail=f"{engine.address} starts containers")
+    except RollcageError as error:
+        remedy = getattr(error, "remedy", "") or ""
+        yield Finding(name="container engine", ok=False, needed=False, detail=str(error), remedy=remedy)
+    finally:
+        engine.close()
 
 
 async def _lacking(box: Sandbox) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -69,6 +70,8 @@ class _Running:
     scope: anyio.CancelScope
     over: anyio.Event
     slot: Slot
+    began: float | None
+    """When it was queued, by a clock that nobody sets; None where another process did that."""
 
 
 def _ignore(rollout_id: str, event: Event) -> None:
@@ -279,7 +282,8 @@ class Runner:
             raise
         for (rollout_id, first, job, deps, slot), result in zip(entering, results, strict=True):
             if isinstance(result, Entry):
-                self._running[rollout_id] = _Running(anyio.CancelScope(), anyio.Event(), slot)
+                began = time.monotonic() if isinstance(first, Queued) else None
+                self._running[rollout_id] = _Running(anyio.CancelScope(), anyio.Event(), slot, began)
                 self._tasks.start_soon(self._run, rollout_id, job, deps)
                 self.on_event(rollout_id, first)
             else:
@@ -372,6 +376,8 @@ class Runner:
         kept = (job.model.key.get_secret_value(), *(deps.environments.secrets if deps.environments else ()))
 
         async def log(event: Event) -> None:
+            if isinstance(event, Ended) and mine.began is not None:
+                event = event.model_copy(update={"seconds": time.monotonic() - mine.began})
             for secret in kept:
                 event = hidden(event, secret)
             await self._store.append(rollout_id, event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import secrets
 import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ _AT_ONCE = 16
 _TIMEOUT_S = 120
 _REMOVAL_S = 30
 _PAUSE_S = 0.02
+_NOWHERE = "/rollcage-probe"
 _REMEDY = (
     "start one: `systemctl --user start podman.socket`, or `podman system service --time=0 &`, or docker; "
     "or name its socket in DOCKER_HOST=unix:///path"
@@ -146,6 +148,24 @@ class ContainerEngine:
         """Create a container and start it. It is there to be removed even where it did not start."""
         await self.call(f"create a container of {container.image}", lambda client: _create(client, container))
         await self.call(f"start a container of {container.image}", lambda client: client.start(container.name))
+
+    async def check_runtime(self) -> None:
+        """SetupError where no container can be started at all, whatever is in it, with the runtime's own words."""
+        name, image = f"rollcage-probe-{secrets.token_hex(6)}", "localhost/rollcage/probe:empty"
+        await self.import_tree(empty_system(["dev", "proc"], {}), image)
+        limits: dict[str, Any] = {"ulimits": {}, "security": []}
+        try:
+            await self.start(Container(name, image, (_NOWHERE,), {}, {}, {}, limits))
+        except SandboxError as error:
+            # The image is empty: a runtime that works gets as far as to miss the program.
+            if _NOWHERE in str(error) and ("not found" in str(error) or "no such file" in str(error).lower()):
+                return
+            raise SetupError(
+                f"the container engine at {self.address} answers and cannot start any container: {error}",
+                remedy='try another runtime: install runc, and set runtime = "runc" in containers.conf',
+            ) from error
+        finally:
+            await self.remove(name)
 
     async def lacks_program(self, image: str, name: str, folders: Sequence[str]) -> bool:
         """Whether an image has no such program in any of these folders."""

@@ -150,6 +150,7 @@ class ContainerProvider:
                 "engine on this machine, not in a virtual machine of its own"
             ) from error
         except SandboxError as error:
+            await started.engine.check_runtime()
             folders = image.env.get("PATH", PATH).split(":")
             if spec.template and await started.engine.lacks_program(image.name, "python3", folders):
                 raise SetupError(f"the image {spec.template!r} has no python3, which boxes need: {error}") from error

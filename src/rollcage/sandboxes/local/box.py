@@ -277,7 +277,7 @@ class LocalBox:
         }
         ours, streams = pipes() if side.streams is None else (null_streams(), list(side.streams))
         (from_status, status), (block, release) = os.pipe(), os.pipe()
-        process = LocalProcess(ours[0], ours[1], ours[2], from_status, fork_server=self._fork_server)
+        process = LocalProcess(ours[0], ours[1], ours[2], from_status, fork_server=self._fork_server, group=self._group)
         self._running.add(process)
         theirs = [*streams, status, block]
         try:

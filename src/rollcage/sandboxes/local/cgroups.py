@@ -79,6 +79,8 @@ class Groups:
             missing = tuple(name for name in names if name not in self.controllers)
             # Where we moved to a leaf before, its parent is the group that was handed to us.
             start = own.parent if own.name.startswith(_PREFIX) and own.name.endswith(_LEAF) else own
+            for folder in {start, *_beside(start, mount)}:
+                _sweep(folder)
             tree = _first_usable(version, missing, [start, *_above(start, mount)], self._own) if missing else None
             if tree is not None:
                 self._trees.append(tree)
@@ -134,6 +136,10 @@ class Group:
                 (folder / name).write_text(value)
         self.joins.append(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
 
+    def killed_by_machine(self) -> bool:
+        """Whether the kernel killed a process of this box because the machine, not the box, was out of memory."""
+        return any(_machine_oom(folder) for folder in self.folders)
+
     def close(self) -> None:
         """Remove the folders; every process in them is dead."""
         for fd in self.joins:
@@ -142,6 +148,18 @@ class Group:
             _kill(folder)
             _remove(folder)
         self.joins, self.folders = [], []
+
+
+def _machine_oom(folder: Path) -> bool:
+    """Version 2 counts both in `memory.events`; version 1 counts kills, and how often the box's own limit was hit."""
+    try:
+        if (folder / "memory.events").exists():
+            counts = dict(line.split() for line in (folder / "memory.events").read_text().splitlines())
+            return int(counts.get("oom_kill", 0)) > 0 and int(counts.get("oom", 0)) == 0
+        counts = dict(line.split() for line in (folder / "memory.oom_control").read_text().splitlines())
+        return int(counts.get("oom_kill", 0)) > 0 and int((folder / "memory.failcnt").read_text()) == 0
+    except (OSError, ValueError):
+        return False
 
 
 def _clear(trees: list[Hierarchy]) -> None:
@@ -172,6 +190,15 @@ def settings_of(version: int, wanted: Iterable[str], spec: SandboxSpec) -> dict[
 
 def _above(folder: Path, mount: Path) -> list[Path]:
     return [parent for parent in folder.parents if parent.is_relative_to(mount)]
+
+
+def _beside(folder: Path, mount: Path) -> list[Path]:
+    """The groups next to ours: what ran before us in one of them may have died and left its own there."""
+    if folder == mount:
+        return []
+    with suppress(OSError):
+        return [path for path in folder.parent.iterdir() if path.is_dir()]
+    return []
 
 
 def _kill(folder: Path) -> None:

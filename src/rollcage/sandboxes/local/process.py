@@ -11,6 +11,7 @@ from contextlib import suppress
 import anyio
 
 from rollcage.errors import SandboxError, SandboxLost
+from rollcage.sandboxes.local.cgroups import Group
 from rollcage.sandboxes.local.fork_server import ForkServer
 from rollcage.sandboxes.pipes import Piped
 
@@ -54,16 +55,18 @@ class _Watched:
 class LocalProcess(Piped):
     """One bubblewrap and all that runs below it."""
 
-    def __init__(self, stdin: int, stdout: int, stderr: int, status: int, *, fork_server: ForkServer) -> None:
+    def __init__(
+        self, stdin: int, stdout: int, stderr: int, status: int, *, fork_server: ForkServer, group: Group
+    ) -> None:
         """Takes over our ends of the pipes. `status` is where bubblewrap tells what it does."""
         super().__init__(stdin, stdout, stderr)
-        self._fork_server = fork_server
+        self._fork_server, self._group = fork_server, group
         self._status = status
         self._said = b""
         self._watched: list[_Watched] = []
         self._loop = asyncio.get_running_loop()
         self._named, self._told_all, self._begun = anyio.Event(), anyio.Event(), anyio.Event()
-        self._lost = False
+        self._lost = self._stopped = False
         os.set_blocking(status, False)
         self._loop.add_reader(status, self._on_status)
 
@@ -84,6 +87,11 @@ class LocalProcess(Piped):
         code = self._told().get("exit-code")
         if code is None and self._fork_server.gone:
             raise SandboxLost("the sandbox's fork server is gone, and the command with it")
+        if code is None and not self._stopped:
+            # Nothing in the box can reach its monitor.
+            raise SandboxLost("the command was killed from outside its box (SIGKILL)")
+        if code == _KILLED and not self._stopped and self._group.killed_by_machine():
+            raise SandboxLost("the machine ran out of memory, and its kernel killed the command")
         return _KILLED if code is None else code
 
     async def begin(self, monitor: int, release: int) -> None:
@@ -108,6 +116,10 @@ class LocalProcess(Piped):
 
     def kill(self) -> None:
         """SIGKILL to the first process of its pid namespace, which takes all others with it, and to the monitor."""
+        self._stopped = True
+        self._kill()
+
+    def _kill(self) -> None:
         for watched in reversed(self._watched):
             watched.kill()
 
@@ -149,7 +161,7 @@ class LocalProcess(Piped):
             self._loop.remove_reader(self._status)
             self._told_all.set()
             # The command is over, and so is whatever it left running.
-            self.kill()
+            self._kill()
         if not data or b"\n" in self._said:
             self._named.set()
 

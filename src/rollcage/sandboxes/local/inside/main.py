@@ -29,13 +29,23 @@ def main() -> None:
     # Descriptors on their way through sockets are counted for the uid that all boxes share: ours must always fit.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    watch = os.pidfd_open(int(parent))
+    try:
+        watch = os.pidfd_open(int(parent))
+    except ProcessLookupError:
+        return  # whoever started us died meanwhile
+    if os.getppid() != int(parent):
+        return  # as above, and another process has its number now
     control = socket.socket(fileno=0)
     os.setsid()
     os.umask(0o022)
     bwrap = os.open(bwrap_path, os.O_PATH | os.O_CLOEXEC)
     # As root, entered before the drop: the folders above it may be closed to the uid that boxes run as.
-    os.chdir(layers)
+    try:
+        os.chdir(layers)
+    except FileNotFoundError:
+        if os.getppid() != int(parent):
+            return  # as above, and its folder is gone too
+        raise
     if uid != "-":
         _drop_to(int(uid))
     # The dead are reaped by the kernel, orphans of a killed bubblewrap included.
