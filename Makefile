@@ -1,11 +1,12 @@
 # make demo    one real rollout with a scripted model; sets everything up first
 # make quick   lint, types and a part of the tests, in about a minute
 # make test    lint, types and the whole suite (CI=true runs the slow tests too)
+# make soak    an hour of rollouts, kills and faults (SECONDS=120: two minutes); fails where something is lost or grows
 SHELL := bash
 RUN := .venv/bin/
 CODE := src tests bench scripts
 
-.PHONY: help setup develop demo quick test lint format build bench clean
+.PHONY: help setup develop demo quick test lint format build bench soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +19,7 @@ help:
 	@echo "make develop  set up what the tests need too"
 	@echo "make build    build the two wheels into dist/"
 	@echo "make bench    measure rollouts and boxes on this machine"
+	@echo "make soak     wear a server out for an hour (SECONDS=120: two minutes)"
 	@echo "make clean    remove the virtual environment and caches (not the rollouts)"
 	@echo "make help     this list"
 
@@ -52,6 +54,9 @@ build: setup
 
 bench: develop
 	@$(RUN)python bench/rollout.py
+
+soak: develop
+	@$(RUN)python bench/soak.py --seconds $(or $(SECONDS),3600)
 
 clean:
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

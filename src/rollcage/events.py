@@ -482,8 +482,8 @@ def _apply(state: JsonObject, lists: dict[str, list[object]], timings: dict[str,
         case Ended(outcome=outcome, error=error, error_code=code, blame=blame, seconds=seconds):
             state.update(stage=Stage.ENDED, ended_at=entry.time, outcome=outcome, error=error, error_code=code)
             # Without a measured time there is only the clock on the wall, which may have been set back.
-            wall = max(entry.time - state.get("created_at", entry.time), sum(timings.values()), 0.0)
-            timings["total"] = wall if seconds is None else seconds
+            wall = entry.time - state.get("created_at", entry.time)
+            timings["total"] = seconds if seconds is not None else wall if wall >= 0 else sum(timings.values())
             if not outcome.scored:
                 state["score"] = None
             state["blame"] = None if state.get("score") else blame
