@@ -63,7 +63,7 @@ wiring                 : *
 api                    : *
 evaluate               : *
 interpreter            :
-client                 : schema {LEAVES}
+client                 : schema trajectory {LEAVES}
 cli                    : *
 server                 : *
 rollcage               : *

@@ -5,28 +5,43 @@ Only what is safe is tried again: reading always; starting, because every start 
 
 from __future__ import annotations
 
+import builtins
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
+from urllib.parse import quote
 
 import anyio
 import httpx
+import msgspec
 from anyio.from_thread import start_blocking_portal
 from pydantic import BaseModel, SecretStr
 
-from rollcage.errors import QueueFull, RollcageError, UnknownRollout, UsageError
+from rollcage.errors import QueueFull, RollcageError, UnknownGroup, UnknownRollout, UsageError
 from rollcage.events import Ended, Entry
 from rollcage.schema.arguments import RolloutArguments
 from rollcage.schema.errors import Unauthorized
+from rollcage.schema.groups import (
+    AbortedRollouts,
+    Capacity,
+    GatewayPause,
+    GatewayResume,
+    GatewayState,
+    Group,
+    GroupPage,
+    GroupRequest,
+    Until,
+)
 from rollcage.schema.request import RolloutRequest
 from rollcage.schema.result import RolloutResult
 from rollcage.schema.views import Aborted, Files, Messages, RolloutPage, RolloutState, Started, Trace, TurnPage
 from rollcage.sse import EventReader
+from rollcage.trajectory import Sequence as TokenSequence
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -194,14 +209,81 @@ class Client:
         params = {"after": after, "limit": limit}
         return await self._ask(Trace, "GET", _path(rollout_id, "/trace"), params=params)
 
+    async def start_group(
+        self, instruction: str, n: int, *, min_usable: int = 0, **arguments: Unpack[RolloutArguments]
+    ) -> Group:
+        """Start n rollouts of one task. An idempotency key is made up where none is given."""
+        key = arguments.get("idempotency_key") or secrets.token_hex(16)
+        asked = {**arguments, "instruction": instruction, "idempotency_key": key, "n": n, "min_usable": min_usable}
+        request = GroupRequest.parsed(asked)
+        return await self._ask(Group, "POST", "/groups", json=_revealed(request), safe=True)
+
+    async def group(self, group_id: str) -> Group:
+        """Where a group is, with its rollouts."""
+        return await self._ask(Group, "GET", _group(group_id))
+
+    async def wait_groups(
+        self, group_ids: Sequence[str], *, until: Until = "all", cursor: int = 0, wait_s: float | None = None
+    ) -> GroupPage:
+        """What has ended in some groups since the cursor: when some rollout has (`any`), or when all are done.
+
+        TimeoutError where that takes longer than `wait_s`.
+        """
+        params = {"group_id": list(group_ids), "until": until, "cursor": cursor, "wait_s": LONGEST_WAIT_S}
+        with anyio.fail_after(wait_s):
+            while True:
+                page = await self._ask(GroupPage, "GET", "/groups", params=params)
+                if page.done or (until == "any" and page.ended):
+                    return page
+
+    async def abort_group(self, group_id: str, reason: str = "") -> AbortedRollouts:
+        """Stop what still runs of a group."""
+        return await self._ask(AbortedRollouts, "DELETE", _group(group_id), params={"reason": reason}, safe=True)
+
+    async def abort_older(self, policy_version: str, reason: str = "") -> AbortedRollouts:
+        """Stop open rollouts whose policy version is older than this one."""
+        params = {"policy_version_below": policy_version, "reason": reason}
+        return await self._ask(AbortedRollouts, "DELETE", "/groups", params=params, safe=True)
+
+    async def group_sequences(
+        self, group_id: str, *, usable_only: bool = False, per_turn: bool = False
+    ) -> builtins.list[TokenSequence]:
+        """The ended rollouts of a group as merged sequences, in one answer."""
+        params = {"usable_only": usable_only, "per_turn": per_turn}
+        headers = {"Accept": "application/msgpack"}
+        answer = await self._fetch("GET", _group(group_id, "/sequences"), params=params, headers=headers)
+        rows = msgspec.msgpack.decode(answer.content)["sequences"]
+        return [TokenSequence.model_validate(row) for row in rows]
+
+    async def capacity(self) -> Capacity:
+        """How much more can be started."""
+        return await self._ask(Capacity, "GET", "/capacity")
+
+    async def pause(self, running: Literal["finish", "cut"] = "finish", *, wait_s: float = 600) -> GatewayState:
+        """Let no model call begin; returns when none runs any more, or after `wait_s`. For admins."""
+        asked = GatewayPause(running=running, wait_s=wait_s)
+        timeout = httpx.Timeout(30, read=wait_s + 30)
+        more = {"json": asked.model_dump(), "timeout": timeout}
+        return await self._ask(GatewayState, "POST", "/gateway/pause", safe=True, **more)
+
+    async def resume(self, policy_version: str = "") -> GatewayState:
+        """Let calls begin again, with these weights. For admins."""
+        asked = GatewayResume(policy_version=policy_version)
+        return await self._ask(GatewayState, "POST", "/gateway/resume", safe=True, json=asked.model_dump())
+
     async def _ask(self, model: type[M], method: str, path: str, *, safe: bool = False, **more: Any) -> M:
-        """Ask and read the answer; what is safe is tried again where the server did not answer, or is busy."""
+        """Ask and read the answer."""
+        answer = await self._fetch(method, path, safe=safe, **more)
+        return model.model_validate_json(answer.content)
+
+    async def _fetch(self, method: str, path: str, *, safe: bool = False, **more: Any) -> httpx.Response:
+        """Ask; what is safe is tried again where the server did not answer, or is busy."""
         patience = _Patience(self._retry_s if safe or method == "GET" else 0)
         while True:
             try:
                 answer = await self._http.request(method, path, **more)
                 _check(answer)
-                return model.model_validate_json(answer.content)
+                return answer
             except (httpx.TransportError, ServerError) as error:
                 await self._pause(patience, error)
 
@@ -314,6 +396,48 @@ class SyncClient:
         """As `Client.trace`."""
         return self._call(partial(self._client.trace, rollout_id, after=after, limit=limit))
 
+    def start_group(
+        self, instruction: str, n: int, *, min_usable: int = 0, **arguments: Unpack[RolloutArguments]
+    ) -> Group:
+        """As `Client.start_group`."""
+        return self._call(partial(self._client.start_group, instruction, n, min_usable=min_usable, **arguments))
+
+    def group(self, group_id: str) -> Group:
+        """As `Client.group`."""
+        return self._call(partial(self._client.group, group_id))
+
+    def wait_groups(
+        self, group_ids: Sequence[str], *, until: Until = "all", cursor: int = 0, wait_s: float | None = None
+    ) -> GroupPage:
+        """As `Client.wait_groups`."""
+        return self._call(partial(self._client.wait_groups, group_ids, until=until, cursor=cursor, wait_s=wait_s))
+
+    def abort_group(self, group_id: str, reason: str = "") -> AbortedRollouts:
+        """As `Client.abort_group`."""
+        return self._call(partial(self._client.abort_group, group_id, reason))
+
+    def abort_older(self, policy_version: str, reason: str = "") -> AbortedRollouts:
+        """As `Client.abort_older`."""
+        return self._call(partial(self._client.abort_older, policy_version, reason))
+
+    def group_sequences(
+        self, group_id: str, *, usable_only: bool = False, per_turn: bool = False
+    ) -> builtins.list[TokenSequence]:
+        """As `Client.group_sequences`."""
+        return self._call(partial(self._client.group_sequences, group_id, usable_only=usable_only, per_turn=per_turn))
+
+    def capacity(self) -> Capacity:
+        """As `Client.capacity`."""
+        return self._call(self._client.capacity)
+
+    def pause(self, running: Literal["finish", "cut"] = "finish", *, wait_s: float = 600) -> GatewayState:
+        """As `Client.pause`."""
+        return self._call(partial(self._client.pause, running, wait_s=wait_s))
+
+    def resume(self, policy_version: str = "") -> GatewayState:
+        """As `Client.resume`."""
+        return self._call(partial(self._client.resume, policy_version))
+
     def _call(self, ask: Callable[[], Awaitable[T]]) -> T:
         if not self._open:
             raise UsageError("this client is closed", remedy="make another one")
@@ -358,6 +482,12 @@ def _path(rollout_id: str, below: str = "") -> str:
     return f"/rollouts/{rollout_id}{below}"
 
 
+def _group(group_id: str, below: str = "") -> str:
+    if not group_id:
+        raise UnknownGroup("a group has a name")
+    return f"/groups/{quote(group_id, safe='')}{below}"
+
+
 def _revealed(request: RolloutRequest) -> Mapping[str, Any]:
     """What is sent: what was given, the keys as they are."""
     given = request.model_dump(mode="json", exclude_unset=True)
@@ -380,6 +510,8 @@ def _check(answer: httpx.Response) -> None:
         message, code, argument = f"the server answered HTTP {answer.status_code}", "", ""
     if answer.status_code == 401:
         raise Unauthorized(message)
+    if code == "unknown_group":
+        raise UnknownGroup(message)
     if code == "unknown_rollout":
         raise UnknownRollout(message)
     if answer.status_code in (400, 409, 413, 422):

@@ -30,6 +30,14 @@ TOOLS = [
     "abort_rollout",
     "finalize_rollout",
 ]
+GROUP_TOOLS = [
+    "start_group",
+    "wait_groups",
+    "abort_group",
+    "get_group_sequences",
+    "pause_gateway",
+    "resume_gateway",
+]
 BOTH = {"Accept": "application/json, text/event-stream"}
 Call = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -76,7 +84,7 @@ async def official(stack: AsyncExitStack, server: str) -> Any:
 async def test_the_official_client_lists_and_calls_every_tool(server: str) -> None:
     async with AsyncExitStack() as stack:
         client = await official(stack, server)
-        assert [tool.name for tool in (await client.list_tools()).tools] == TOOLS
+        assert [tool.name for tool in (await client.list_tools()).tools] == TOOLS + GROUP_TOOLS
         # The keep-alives of a silent call come before its answer.
         result = await client.call_tool("run_rollout", shell("sleep 1; echo hi > out", verify=["test -s out"]))
         assert not result.isError
@@ -98,7 +106,7 @@ async def test_a_stock_fastmcp_client_hears_of_progress(server: str) -> None:
         heard.append((progress, message or ""))
 
     async with Client(f"{server}/mcp") as client:
-        assert [tool.name for tool in await client.list_tools()] == TOOLS
+        assert [tool.name for tool in await client.list_tools()] == TOOLS + GROUP_TOOLS
         result = await client.call_tool("run_rollout", shell("sleep 1"), progress_handler=hear)
     assert result.structured_content is not None
     assert result.structured_content["outcome"] == "finished"
@@ -342,7 +350,7 @@ async def test_the_protocol_without_handshake_is_spoken_too(http: httpx.AsyncCli
     found = (await ask("server/discover")).json()["result"]
     assert found["supportedVersions"] == [spoken]
     assert found["resultType"] == "complete"
-    assert [tool["name"] for tool in (await ask("tools/list")).json()["result"]["tools"]] == TOOLS
+    assert [tool["name"] for tool in (await ask("tools/list")).json()["result"]["tools"]] == TOOLS + GROUP_TOOLS
     lied = await ask("tools/list", **{"Mcp-Method": "tools/call"})
     assert (lied.status_code, lied.json()["error"]["code"]) == (400, -32020)
     assert (await ask("initialize")).status_code == 404

@@ -17,6 +17,7 @@ from rollcage.gateway.exchange import ExchangeContext
 from rollcage.gateway.http_out import ANSWER_LIMIT, Upstream
 from rollcage.gateway.lease import Lease, Record, one_agent
 from rollcage.gateway.live import Delta
+from rollcage.gateway.pause import WAIT_S, CallGate, Running
 from rollcage.gateway.probe import identify
 from rollcage.types import CallClassifier, Endpoint, Limits
 
@@ -34,6 +35,9 @@ class Gateway:
     ) -> None:
         self._strip = strip
         self._leases: dict[str, Lease] = {}
+        self._lent: set[Lease] = set()
+        self.gate = CallGate()
+        """Where calls wait while weights are changed."""
         self._upstream = Upstream(tls, answer_limit)
         self._known = KnownEngines()
         self._parsing = asyncio.Lock()
@@ -81,6 +85,23 @@ class Gateway:
         if problem := await asyncio.shield(probe):
             raise ModelUnreachable(problem)
 
+    async def pause(self, running: Running = "finish", *, wait_s: float = WAIT_S) -> None:
+        """Let no model call begin; returns when none runs any more.
+
+        `running`: those that run `finish`, or are `cut`. `wait_s`: a new call waits so long for `resume` at most; then
+        it has failed. An agent's own time stands still while it waits, the deadline of its rollout does not.
+        """
+        await self.gate.pause(running, wait_s=wait_s)
+
+    def resume(self, policy_version: str = "") -> None:
+        """Let calls begin again. `policy_version`: what they are stamped with from now on, whatever the rollouts that
+        were started before were started with.
+        """
+        self.gate.resume(policy_version)
+        if policy_version:
+            for lease in self._lent:
+                lease.policy_version = policy_version
+
     def watch(self, name: str) -> AsyncIterator[Delta]:
         """What the models say to the rollout of that name, as they say it, until its lease ends.
 
@@ -101,9 +122,12 @@ class Gateway:
         record: Record,
         name: str = "",
         policy_version: str = "",
+        generation: int | None = None,
         classify: CallClassifier | None = None,
     ) -> AsyncIterator[Lease]:
         """Serve a model on a listening socket until the end of the block. `name` is for those who `watch`.
+
+        `generation`: the gate's when the rollout was started; None: now.
 
         `policy_version` is stamped on each turn; the lease's own may change, and calls that begin later have it.
 
@@ -123,9 +147,11 @@ class Gateway:
             quiet=quiet,
             strip=self._strip,
             exact=ExactPrompts(self._upstream, self._known, endpoint) if exact else None,
+            gate=self.gate,
         )
         lease = Lease(context, sock, record, classify or one_agent)
-        lease.policy_version = policy_version
+        lease.policy_version = self.gate.version(policy_version, generation)
+        self._lent.add(lease)
         await lease.open()
         if name:
             self._leases[name] = lease
@@ -151,6 +177,7 @@ class Gateway:
         return None
 
     async def _end(self, name: str, lease: Lease) -> None:
+        self._lent.discard(lease)
         if self._leases.get(name) is lease:
             del self._leases[name]
         with anyio.CancelScope(shield=True):

@@ -135,6 +135,11 @@ class Delivery:
         else:
             self._finish_whole(b"".join(pieces))
 
+    @property
+    def begun(self) -> bool:
+        """Whether the agent has heard anything of an answer."""
+        return self._connection.begun
+
     def cut(self) -> None:
         """End the agent's connection at once."""
         self._connection.cut()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -20,6 +20,7 @@ from rollcage.gateway.engines import Engine, KnownEngines
 from rollcage.gateway.exact import ExactPrompts
 from rollcage.gateway.history import PromptPlan
 from rollcage.gateway.http_out import ModelConnection, Target, Upstream, UpstreamError, headers_for, too_long
+from rollcage.gateway.pause import CallGate
 from rollcage.gateway.policy import milder, outgoing
 from rollcage.gateway.probe import OPTIONAL_TIMEOUT_S, prompt_ids
 from rollcage.types import KEY_REPEATED, Endpoint, JsonObject, Limits, Turn, TurnHistory
@@ -51,6 +52,8 @@ class ExchangeContext:
     """Whether streams, too, are rid of what their agent did not ask for, which costs a look at every chunk."""
     exact: ExactPrompts | None = None
     """Makes prompts that continue the sampled tokens, where that is asked for."""
+    gate: CallGate = field(default_factory=CallGate)
+    """Where calls wait while weights are changed."""
 
 
 class Exchange:
@@ -68,6 +71,8 @@ class Exchange:
         """Whether no more will come."""
         self.left = False
         """Whether the agent left when all of the answer was there and its end not yet let go."""
+        self.paused = False
+        """Whether a pause of the gateway cut it."""
         self._context, self._body, self._delivery = context, body, delivery
         self._accept, self._began = accept, began
         self._engine = Engine()
@@ -97,7 +102,8 @@ class Exchange:
         if not await keep(self, turn):
             self._delivery.fail()
         elif self._cut_by is not None:
-            self._delivery.cut()
+            if not self.repeats:
+                self._delivery.cut()
         else:
             # What broke after the answer was whole broke nothing: the log and the agent have the same.
             broken = self._broken is not None and turn.error is not None
@@ -111,6 +117,16 @@ class Exchange:
         if self._task is not None:
             self._task.cancel()
         return True
+
+    def pause(self, reason: str) -> bool:
+        """As `cut`, by a pause of the gateway: it may be asked again."""
+        self.paused = self.cut(reason)
+        return self.paused
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a pause cut it before the agent had heard anything: it is asked again without the agent."""
+        return self.paused and self._cut_by is not None and not self._delivery.begun
 
     @property
     def was_cut(self) -> bool:

@@ -8,12 +8,13 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 
 import msgspec
 
 from rollcage.gateway.bodies import Body, read
 from rollcage.gateway.budget import BROKEN_CALLS, Budget
-from rollcage.gateway.capture import ModelCall
+from rollcage.gateway.capture import AnswerEnd, ModelCall, turn_of
 from rollcage.gateway.delivery import Delivery
 from rollcage.gateway.exchange import Exchange, ExchangeContext
 from rollcage.gateway.http_in import AgentConnection, AgentRequest
@@ -57,6 +58,8 @@ class Lease:
     """Tokens the model has generated in all of them, as the engine counted."""
     answers: int
     """Calls that got a whole answer."""
+    heard: bool
+    """Whether the model has said anything at all, be it half an answer."""
     last_failure: Turn | None
     """The last call that broke upstream, if no good one came after it."""
 
@@ -71,6 +74,7 @@ class Lease:
         self.endpoint = Endpoint.model_validate({"base_url": _address(sock), "model": MODEL, "key": self._key})
         self.turns = self.generated_tokens = 0
         self.answers = 0
+        self.heard = False
         self.last_failure = None
         self._spoken: set[bool] = set()
         self.limit_reached = self.policy_version = ""
@@ -85,6 +89,9 @@ class Lease:
         """Model calls among them."""
         self._server: asyncio.Server | None = None
         self._closed = False
+        self._paused = 0
+        self.on_pause: Callable[[bool], None] = lambda waits: None
+        """Told when calls begin to wait for the end of a pause, and when none waits any more."""
         self._gone = asyncio.Event()
         self.failure: Exception | None = None
 
@@ -170,20 +177,64 @@ class Lease:
                 connection.reply(200, token_count(asked))
                 return
             chat = wire.chat_request()
-            self._admit()
+            repeats = True
+            while repeats:
+                late = await self._pass_gate()
+                self._admit()
+                call = self._begin(request.headers, chat, size, started_at)
+                if late is not None:
+                    await self._give_up(call, chat, delivery, late)
+                    return
+                exchange = self._exchanges[connection] = Exchange(
+                    self._context,
+                    call,
+                    body if chat is body.value else Body(chat),
+                    delivery,
+                    accept=request.headers.get("accept", "*/*"),
+                    began=began,
+                )
+                await self._run(connection, exchange)
+                # By a pause of the gateway, and the agent has heard nothing of it: it need not ask again.
+                repeats = exchange.repeats and not self._closed and connection in self._connections
         except BadRequest as error:
             delivery.refuse(400, error.body)
-            return
-        call = self._begin(request.headers, chat, size, started_at)
-        exchange = self._exchanges[connection] = Exchange(
-            self._context,
-            call,
-            body if chat is body.value else Body(chat),
-            delivery,
-            accept=request.headers.get("accept", "*/*"),
-            began=began,
-        )
-        await exchange.run(lambda exchange, turn: self._keep(connection, exchange, turn), spent=self.generated_tokens)
+
+    async def _run(self, connection: AgentConnection, exchange: Exchange) -> None:
+        gate = self._context.gate
+        gate.begin(exchange, exchange.pause)
+        try:
+            await exchange.run(
+                lambda exchange, turn: self._keep(connection, exchange, turn), spent=self.generated_tokens
+            )
+        finally:
+            gate.end(exchange)
+
+    async def _pass_gate(self) -> float | None:
+        """Wait while the gateway is paused; the agent's time stands still. How long, where it was too long."""
+        gate = self._context.gate
+        if not gate.paused:
+            return None
+        gate.waiting += 1
+        self._paused += 1
+        if self._paused == 1:
+            self.on_pause(True)
+        try:
+            return await gate.enter()
+        finally:
+            gate.waiting -= 1
+            self._paused -= 1
+            if not self._paused:
+                self.on_pause(False)
+
+    async def _give_up(self, call: ModelCall, chat: JsonObject, delivery: Delivery, waited: float) -> None:
+        """The call has waited for the end of a pause for as long as it may: it failed, and no model was asked."""
+        error = f"no answer from the model: the gateway was paused for more than {waited:g} s"
+        turn = turn_of(replace(call, request=chat), b"", AnswerEnd(503, error, seconds=time.time() - call.started_at))
+        self._count(turn, hung_up=False)
+        self._attempts.end(turn.index, broken=True)
+        if not self._context.quiet:
+            await self._record(await self.budget.kept(turn))
+        delivery.refuse(503, problem(error, "server_error"))
 
     def _begin(self, headers: Mapping[str, str], chat: JsonObject, size: int, started_at: float) -> ModelCall:
         """The next call of the rollout."""
@@ -206,7 +257,7 @@ class Lease:
     async def _keep(self, connection: AgentConnection, exchange: Exchange, turn: Turn) -> bool:
         """Put a turn into the log; false where that failed. Then the connection is free for the next request."""
         try:
-            self._count(turn, hung_up=exchange.was_cut)
+            self._count(turn, hung_up=exchange.was_cut and not exchange.paused)
             if not self._context.quiet:
                 await self._record(await self.budget.kept(turn))
         except Exception as error:  # noqa: BLE001 - whatever it is, it leaves the block that lent this
@@ -254,6 +305,7 @@ class Lease:
         self.turns += 1
         self._answered += turn.status == 200
         self.generated_tokens += counted if isinstance(counted, int) else len(turn.tokens)
+        self.heard = self.heard or turn.error is None or (turn.first_token_s is not None and turn.status == 200)
         legacy = "prompt" in turn.request
         if turn.error is None:
             self.answers += 1
@@ -262,6 +314,8 @@ class Lease:
         elif not hung_up and (not self._spoken or legacy in self._spoken):
             # An engine that answers chats and knows no completions has not failed: an agent asked in order to say so.
             self.last_failure = turn
+        elif hung_up and turn.first_token_s is not None and turn.status == 200:
+            self.last_failure = None  # it speaks again, and was not let finish
 
 
 def _address(sock: socket.socket) -> str:

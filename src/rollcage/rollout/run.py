@@ -63,6 +63,8 @@ class RolloutDeps:
     """Where the remote environment that the job names comes from."""
     work: WorkKeeper | None = None
     """Where the agent's work is kept."""
+    generation: int | None = None
+    """Which weights the gateway had when the rollout was started; None: those it has when the agent begins."""
 
 
 @dataclass
@@ -142,7 +144,8 @@ async def _rollout(job: Job, deps: RolloutDeps, log: Log, stages: Stages, name: 
                 await stages.enter(Stage.AGENT)
                 began = time.time()
                 seconds = min(job.task.limits.agent_timeout_s, clock.until_reserve())
-                verdict = await work(job, deps, (box, environment), log, seconds=seconds, name=name)
+                latest = anyio.current_time() + clock.until_reserve()
+                verdict = await work(job, deps, (box, environment), log, seconds=seconds, latest=latest, name=name)
                 await stages.enter(Stage.VERIFY)
                 seconds = min(job.task.limits.verify_timeout_s, clock.until_end())
                 async with unseen_files(job, box, own, log, since=began) as watched:
@@ -204,9 +207,19 @@ async def set_up(job: Job, box: Sandbox, log: Log) -> None:
 
 
 async def work(
-    job: Job, deps: RolloutDeps, place: tuple[Sandbox, Environment | None], log: Log, *, seconds: float, name: str
+    job: Job,
+    deps: RolloutDeps,
+    place: tuple[Sandbox, Environment | None],
+    log: Log,
+    *,
+    seconds: float,
+    latest: float = math.inf,
+    name: str,
 ) -> Ended:
-    """The agent works, the gateway records. When this returns its processes are dead, its key and its tools void."""
+    """The agent works, the gateway records. When this returns its processes are dead, its key and its tools void.
+
+    Its `seconds` stand still while the gateway is paused and it waits for its model, but not beyond `latest`.
+    """
     ending: AgentExit | None = None
     box, environment = place
 
@@ -223,11 +236,13 @@ async def work(
             record=record,
             name=name,
             policy_version=job.policy_version,
+            generation=deps.generation,
             classify=classifier_of(deps.agent),
         ) as lease,
         offered(environment, box, log) as tools_url,
     ):
-        with anyio.move_on_after(max(0.0, seconds)):
+        with anyio.move_on_after(max(0.0, seconds)) as scope:
+            lease.on_pause = stopwatch(scope, latest)
             context = AgentContext(lease.endpoint, tools_url)
             ending = await deps.agent.solve(
                 box, job.task.instruction, context, job.agent, workdir=job.task.workdir, emit=log
@@ -237,15 +252,30 @@ async def work(
         await log(AgentEnded(exit_code=None, timed_out=True, log_tail=tail))
     else:
         await log(AgentEnded(exit_code=ending.code, error=ending.error, log_tail=tail))
-    silent = lease.turns > 0 and lease.answers == 0
+    silent = lease.turns > 0 and not lease.heard
     return verdict_of(ending, lease.last_failure, limit=lease.limit_reached, silent=silent)
+
+
+def stopwatch(scope: anyio.CancelScope, latest: float) -> Callable[[bool], None]:
+    """Stops the time of a scope while it is told so; `latest` holds all the same."""
+    left = 0.0
+
+    def tell(waits: bool) -> None:
+        nonlocal left
+        if waits:
+            left, scope.deadline = scope.deadline - anyio.current_time(), latest
+        else:
+            scope.deadline = min(latest, anyio.current_time() + left)
+
+    return tell
 
 
 def verdict_of(ending: AgentExit | None, last: Turn | None, *, limit: str, silent: bool) -> Ended:
     """How the AGENT stage ended; raises where its work must not be scored.
 
     `ending`: None is an agent whose time ran out. `last`: the model's last failure, if no good answer came after it;
-    calls that the agent itself broke off are none. `silent`: the model was asked and never gave a whole answer.
+    calls that the agent itself broke off are none. `silent`: the model was asked and never said a word; one that
+    speaks and is slow has used up the agent's time, and what there is is scored.
     """
     if ending is None and last is None and silent:
         raise Failure(Outcome.MODEL_UNREACHABLE, "model_unreachable", "the model was asked and never answered in time")

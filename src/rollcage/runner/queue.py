@@ -99,6 +99,10 @@ class FairQueue:
         """How many have a place."""
         return len(self._running)
 
+    def count(self, caller: str) -> tuple[int, int]:
+        """How many of this caller have a place, and how many wait for one."""
+        return sum(slot.quota.caller == caller for slot in self._running), self._waiting.count(caller)
+
     def take(self, quota: Quota, *, always: bool = False) -> Slot:
         """Stand in the queue; QueueFull where it is as long as it may be, unless `always`."""
         if not always and not self._fits(quota):

@@ -64,6 +64,7 @@ class Registry:
             gateway=self.gateway,
             environments=self._environments(job),
             work=self.work,
+            generation=self.gateway.gate.generation,
         )
 
     def _environments(self, job: Job) -> Environments | None:

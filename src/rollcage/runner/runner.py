@@ -152,6 +152,8 @@ class Runner:
         """Who runs and who waits."""
         self.on_event: EventListener = _ignore
         """Told of every event."""
+        self.gateway = registry.gateway
+        """Between the agents and their models; `pause` and `resume` it while weights are changed."""
         self.groups = Groups(self, store)
         """Rollouts that belong together."""
 

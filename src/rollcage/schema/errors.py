@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rollcage.errors import QueueFull, RollcageError, UsageError
 
-__all__ = ["NoSuchEnvironment", "QueueFull", "Stopping", "Unauthorized"]
+__all__ = ["NoSuchEnvironment", "NotAllowed", "QueueFull", "Stopping", "Unauthorized"]
 
 
 class Stopping(RollcageError):
@@ -13,6 +13,10 @@ class Stopping(RollcageError):
 
 class Unauthorized(RollcageError):
     """No key, or not one of ours."""
+
+
+class NotAllowed(UsageError):
+    """What the caller's key does not allow."""
 
 
 class NoSuchEnvironment(UsageError):

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from rollcage.errors import UsageError
 from rollcage.schema.request import SECRETS, RolloutRequest
 
+NOT_COMPARED = {*SECRETS, "idempotency_key", "on_disconnect"}
+"""Keys, and what says nothing of the rollout."""
+
 
 class Conflict(UsageError):
     """The idempotency key names a rollout that was asked for with other arguments; `argument` names one of them."""
@@ -19,8 +22,8 @@ def fingerprint(request: RolloutRequest) -> dict[str, str]:
 
     Keys of models are left out: nothing that is kept may help to guess one.
     """
-    fields = RolloutRequest.model_fields
-    given = request.model_dump(mode="json", include=set(fields) - {*SECRETS, "idempotency_key"})
+    fields = type(request).model_fields
+    given = request.model_dump(mode="json", include=set(fields) - NOT_COMPARED)
     plain = {name: (value, fields[name].get_default()) for name, value in given.items()}
     return {name: _digest(value) for name, (value, default) in plain.items() if value != _listed(default)}
 

@@ -12,7 +12,7 @@ from rollcage.errors import UsageError
 from rollcage.schema.option import Option
 from rollcage.schema.request import RolloutRequest
 from rollcage.schema.views import Status
-from rollcage.types import Blame, Outcome, Value
+from rollcage.types import Blame, Identifier, Outcome, Value
 
 MOST = 1024
 """Rollouts of one group."""
@@ -155,6 +155,39 @@ class Capacity(Value):
     """Whether model calls wait."""
     policy_version: str = ""
     """What calls are stamped with since the last resume; empty: what each rollout was started with."""
+
+
+class GatewayPause(Value):
+    """How to pause."""
+
+    running: Literal["finish", "cut"] = "finish"
+    """Model calls that run: `finish` waits for their ends, `cut` breaks them off. A cut call is in the log as broken
+    and is never trained; it is asked again after the pause, by the gateway where the agent has heard nothing of the
+    answer, else by the agent."""
+    wait_s: float = Field(default=600, ge=0, le=3600)
+    """How long to wait for the running ones. After that the answer says how many are left, and the pause goes on."""
+    longest_s: float = Field(default=600, gt=0, le=86400)
+    """How long a new call waits for the resume; after that it has failed, and its rollout has no reward."""
+
+
+class GatewayResume(Value):
+    """How to go on."""
+
+    policy_version: Identifier = ""
+    """The weights that calls ask from now on, for every rollout that was started before; empty: as before."""
+
+
+class GatewayState(Value):
+    """Where the gateway is."""
+
+    paused: bool
+    """Whether new calls wait."""
+    running: int = 0
+    """Calls that run."""
+    waiting: int = 0
+    """Calls that wait."""
+    policy_version: str = ""
+    """The weights that the last resume named."""
 
 
 def group_of(group_id: str, members: Iterable[GroupMember], *, n: int, min_usable: int, task_id: str) -> Group:

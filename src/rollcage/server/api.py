@@ -28,7 +28,7 @@ from rollcage.schema.views import (
     TurnPage,
 )
 from rollcage.schema.writing import json_of
-from rollcage.server import api_environments, api_page, problems
+from rollcage.server import api_environments, api_groups, api_page, problems
 from rollcage.server.auth import Caller, caller_of
 from rollcage.server.problems import documented
 from rollcage.server.service import Service
@@ -44,6 +44,7 @@ Start one with `POST /rollouts`, follow it with `GET /rollouts/{rollout_id}/even
 TAGS: list[dict[str, Any]] = [
     {"name": "rollouts", "description": "Start, list, look, stop."},
     {"name": "one rollout", "description": "What it does, as it happens, and what it came to."},
+    {"name": "groups", "description": "n rollouts of one task, for trainers."},
     {"name": "environments", "description": "Remote environments whose tools a rollout can be given."},
     {"name": "server", "description": "The server itself."},
 ]
@@ -92,6 +93,8 @@ def build(service: Service) -> FastAPI:
     app.include_router(_following(service))
     app.include_router(_reading(service))
     app.include_router(api_environments.router(service.environments))
+    app.include_router(api_groups.router(service.groups))
+    app.include_router(api_groups.gateway_router(service.groups))
     app.include_router(_machine(service))
     app.include_router(api_page.router(service))
     return app

@@ -12,14 +12,24 @@ from typing import Any, Literal
 import anyio
 from pydantic import Field, ValidationError
 
-from rollcage.errors import RollcageError, UnknownRollout, UsageError
+from rollcage.errors import RollcageError, UnknownGroup, UnknownRollout, UsageError
 from rollcage.events import Event, StageStarted, TurnEnded
 from rollcage.mcp.types import RESERVED
 from rollcage.schema.errors import QueueFull, Stopping
 from rollcage.schema.fingerprint import Conflict
+from rollcage.schema.groups import (
+    AbortedRollouts,
+    GatewayPause,
+    GatewayResume,
+    GatewayState,
+    Group,
+    GroupPage,
+    GroupRequest,
+)
 from rollcage.schema.request import RolloutRequest, bad_argument
 from rollcage.schema.result import RolloutResult
 from rollcage.schema.views import Aborted, EventPage, Messages, RolloutState, Started, unknown_state
+from rollcage.server import mcp_groups
 from rollcage.server.auth import Caller
 from rollcage.server.service import Service
 from rollcage.types import JsonObject, Value
@@ -186,6 +196,10 @@ async def call(
     given = await anyio.to_thread.run_sync(tool.parsed, arguments) if large else tool.parsed(arguments)
     try:
         return await tool.run(service, given, caller, progress)
+    except UnknownGroup as error:
+        raise ToolFailure(
+            f"{error}; start_group gives names, and only to who asked for them", "unknown_group"
+        ) from error
     except UnknownRollout as error:
         rollout_id = getattr(given, "rollout_id", "")
         if older and tool.unknown is not None:
@@ -326,6 +340,53 @@ _TOOLS = (
         _finalize,
         _no_result,
         reads_only=True,
+    ),
+    RolloutTool(
+        "start_group",
+        "Start n rollouts of one task at once; with min_usable, the rest is stopped when so many are usable.",
+        GroupRequest,
+        Group,
+        mcp_groups.start,
+    ),
+    RolloutTool(
+        "wait_groups",
+        "Wait until rollouts of some groups end; tells which ended since the cursor, with reward or blame.",
+        mcp_groups.WaitArguments,
+        GroupPage,
+        mcp_groups.wait,
+        reads_only=True,
+    ),
+    RolloutTool(
+        "abort_group",
+        "Stop what still runs of a group, or all open rollouts of older weights.",
+        mcp_groups.AbortArguments,
+        AbortedRollouts,
+        mcp_groups.abort,
+        is_brief=True,
+    ),
+    RolloutTool(
+        "get_group_sequences",
+        "The ended rollouts of a group as merged token sequences, for training.",
+        mcp_groups.SequenceArguments,
+        mcp_groups.GroupSequences,
+        mcp_groups.sequences,
+        reads_only=True,
+    ),
+    RolloutTool(
+        "pause_gateway",
+        "Let no model call begin while weights are changed; returns when none runs. For admins.",
+        GatewayPause,
+        GatewayState,
+        mcp_groups.pause,
+        is_brief=True,
+    ),
+    RolloutTool(
+        "resume_gateway",
+        "Let model calls begin again, with the weights that are named. For admins.",
+        GatewayResume,
+        GatewayState,
+        mcp_groups.resume,
+        is_brief=True,
     ),
 )
 

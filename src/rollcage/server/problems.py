@@ -12,18 +12,21 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from rollcage import errors
-from rollcage.schema.errors import NoSuchEnvironment, Stopping, Unauthorized
+from rollcage.schema.errors import NoSuchEnvironment, NotAllowed, Stopping, Unauthorized
 from rollcage.schema.fingerprint import Conflict
-from rollcage.schema.request import RolloutRequest, bad_details
+from rollcage.schema.groups import GroupRequest
+from rollcage.schema.request import bad_details
 from rollcage.schema.views import Problem
 
 log = logging.getLogger("rollcage.server")
 
 CODES: tuple[tuple[type[Exception], int, str], ...] = (
     (Unauthorized, 401, "unauthorized"),
+    (errors.UnknownGroup, 404, "unknown_group"),
     (errors.UnknownRollout, 404, "unknown_rollout"),
     (NoSuchEnvironment, 404, "unknown_environment"),
     (Conflict, 409, "conflict"),
+    (NotAllowed, 403, "not_allowed"),
     (errors.UsageError, 422, "bad_argument"),
     (errors.QueueFull, 429, "queue_full"),
     (Stopping, 503, "stopping"),
@@ -47,6 +50,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         (401, "No key, or not one of this server's."),
         (403, "Asked by a web page of another site, or under another name than this server's."),
         (404, "No such rollout, or not one that this key may see."),
+        (406, "Nothing that the request accepts can be had."),
         (409, "The idempotency key names a rollout that was started with other arguments; `argument` names one."),
         (413, "The body is too large."),
         (422, "An argument makes no sense; `argument` names it."),
@@ -114,7 +118,7 @@ def install(app: FastAPI) -> None:
                 "the body must be a JSON object with the arguments of a rollout, "
                 "sent as content-type: application/json",
             )
-        known = list(RolloutRequest.model_fields) if where[:1] == ("body",) else []
+        known = list(GroupRequest.model_fields) if where[:1] == ("body",) else []
         return answer_to(bad_details({**first, "loc": where[1:]}, known))
 
     async def plain(request: Request, error: Exception) -> Response:

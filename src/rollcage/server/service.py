@@ -28,12 +28,13 @@ from rollcage.schema.views import STATUS, Aborted, RolloutPage, RolloutState, St
 from rollcage.server.auth import Caller
 from rollcage.server.environments import RemoteEnvironments
 from rollcage.server.feeds import FeedLine, Feeds
+from rollcage.server.groups import GroupService
 from rollcage.server.metrics import Metrics
 from rollcage.server.reading import LogReader, state_of, still_running, written
 from rollcage.settings import Settings
 from rollcage.store import Query, Store, Summary
 from rollcage.store.retention import file_bytes, size_of
-from rollcage.types import Endpoint, Value
+from rollcage.types import Endpoint, Job, Value
 from rollcage.wiring import opened_registry
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ class Service(LogReader):
         super().__init__(store)
         self.settings = settings
         self.limits = limits
-        self._runner = runner
+        self._runner = self.runner = runner
+        self.store = store
         self._owners = Owners.beside(store)
         self._feeds = Feeds(store, tasks)
         self._stack = AsyncExitStack()
@@ -92,6 +94,8 @@ class Service(LogReader):
         """Remote environments that rollouts can be given, and that callers can try."""
         self.metrics = Metrics(runner.queue, lambda: self._feeds.followers)
         """What this process counts."""
+        self.groups = GroupService(self)
+        """Rollouts that belong together."""
         runner.on_event = self._on_event
 
     @classmethod
@@ -171,9 +175,9 @@ class Service(LogReader):
             first = await self._store.started(caller.name, request.idempotency_key)
             if first is not None:
                 return await self._joined(first, request)
-        if self._stopping:
-            raise Stopping("the server is about to stop and starts nothing more; ask again when it is back")
-        (job, because), same = await self._understood(request)
+        self.check_going()
+        job, because = await self.understood(request)
+        same = await anyio.to_thread.run_sync(fingerprint, request) if request.idempotency_key else {}
         options = StartOptions(
             caller.quota,
             request.idempotency_key,
@@ -191,18 +195,28 @@ class Service(LogReader):
             raise
         return Started(rollout_id=rollout_id, task_id=job.task.id, started_at=time.time())
 
-    async def _understood(self, request: RolloutRequest) -> tuple[CallerJob, dict[str, str]]:
-        """The job and, where there is an idempotency key, the fingerprint. A large request takes a while to check;
-        meanwhile the others go on.
-        """
+    def check_going(self) -> None:
+        """Stopping where nothing more is started."""
+        if self._stopping:
+            raise Stopping("the server is about to stop and starts nothing more; ask again when it is back")
+
+    async def understood(self, request: RolloutRequest) -> CallerJob:
+        """The job that is asked for. A large request takes a while to check; meanwhile the others go on."""
         in_thread = anyio.to_thread.run_sync
         scripted: Scripted = _no_script
         if await in_thread(is_scripted, request):
             scripted = (await self._scripted()).endpoint
-        same = await in_thread(fingerprint, request) if request.idempotency_key else {}
         remote, allowed = self.environments.address, self.limits.allow_endpoints
-        job = partial(to_job, request, self.settings, scripted=scripted, allowed=allowed, remote=remote)
-        return await in_thread(job), same
+        return await in_thread(
+            partial(to_job, request, self.settings, scripted=scripted, allowed=allowed, remote=remote)
+        )
+
+    def forget_unused(self, jobs: Sequence[Job]) -> None:
+        """The scripts of jobs that were not begun."""
+        used = list(self._scripts.values())
+        for job in jobs:
+            if job.model not in used:
+                self._forget(job.model)
 
     async def _joined(self, rollout_id: str, request: RolloutRequest) -> Started:
         first = (await self._store.read(rollout_id, limit=1))[0].event

@@ -22,7 +22,7 @@ def rows_of(rollout: Rollout, format: Format, *, per_turn: bool = False) -> list
     """
     match format:
         case "sequences":
-            return [_sequence(each) for each in sequences(rollout, per_turn=per_turn)]
+            return [sequence_row(each) for each in sequences(rollout, per_turn=per_turn)]
         case "sft":
             return [_sft(rollout, each) for each in sequences(rollout, per_turn=per_turn)]
         case "turns":
@@ -45,7 +45,8 @@ def _of_rollout(rollout: Rollout) -> JsonObject:
     }
 
 
-def _sequence(sequence: Sequence) -> JsonObject:
+def sequence_row(sequence: Sequence) -> JsonObject:
+    """A sequence as files and the server write it."""
     # Not `model_dump`: it would copy each of many thousand ids.
     row = {name: getattr(sequence, name) for name in COLUMNS["sequences"]}
     row["outcome"] = sequence.outcome.value if sequence.outcome else None
