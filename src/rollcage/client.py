@@ -18,7 +18,6 @@ from urllib.parse import quote
 
 import anyio
 import httpx
-import msgspec
 from anyio.from_thread import start_blocking_portal
 from pydantic import BaseModel, SecretStr
 
@@ -249,6 +248,8 @@ class Client:
         self, group_id: str, *, usable_only: bool = False, per_turn: bool = False
     ) -> builtins.list[TokenSequence]:
         """The ended rollouts of a group as merged sequences, in one answer."""
+        import msgspec
+
         params = {"usable_only": usable_only, "per_turn": per_turn}
         headers = {"Accept": "application/msgpack"}
         answer = await self._fetch("GET", _group(group_id, "/sequences"), params=params, headers=headers)

@@ -44,9 +44,9 @@ Start one with `POST /rollouts`, follow it with `GET /rollouts/{rollout_id}/even
 TAGS: list[dict[str, Any]] = [
     {"name": "rollouts", "description": "Start, list, look, stop."},
     {"name": "one rollout", "description": "What it does, as it happens, and what it came to."},
-    {"name": "groups", "description": "n rollouts of one task, for trainers."},
     {"name": "environments", "description": "Remote environments whose tools a rollout can be given."},
     {"name": "server", "description": "The server itself."},
+    {"name": "groups", "description": "n rollouts of one task, for trainers."},
 ]
 """In the order in which /docs shows them; what OpenEnv serves follows."""
 
