@@ -637,6 +637,9 @@ class SandboxSpec(Value):
     system: System | None = None
     """`base`: a Debian system of our own, the same on every machine. None: what this machine is set to, in a runner;
     its own system, in a bare provider."""
+    writable_system: bool = False
+    """Everything in the box can be written and not just its home, within `disk_mb`; its commands see themselves as
+    root, at home in /root. Outside they are the same ordinary user. Local boxes only."""
     memory_mb: int = Field(default=4096, ge=64)
     """Memory of all processes together (needs cgroups); each process alone is always bounded."""
     disk_mb: int = Field(default=1024, ge=1)

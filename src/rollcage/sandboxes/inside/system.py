@@ -30,5 +30,10 @@ USERS = {
     "group": "root:x:0:\nuser:x:1000:\n",
 }
 """Files of every box, by their name in `/etc`."""
+ROOT_USERS = {
+    "passwd": "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1000:user:/home/user:/bin/bash\n",
+    "group": USERS["group"],
+}
+"""The same, for boxes whose commands see themselves as root."""
 NAMES = {"hosts": "127.0.0.1 localhost box\n::1 localhost\n", "hostname": "box\n"}
 """The same, for boxes whose network we make ourselves; container engines write their own."""

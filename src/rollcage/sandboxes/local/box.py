@@ -35,8 +35,12 @@ from rollcage.types import HOME, SandboxSpec
 
 _BWRAP = (
     "--unshare-user --disable-userns --unshare-pid --unshare-ipc --unshare-uts --unshare-cgroup-try "
-    "--die-with-parent --new-session --cap-drop ALL --uid 1000 --gid 1000 --hostname box --clearenv"
+    "--die-with-parent --new-session --cap-drop ALL --hostname box --clearenv"
 ).split()
+_AS_USER = ("--uid", "1000", "--gid", "1000")
+_AS_ROOT = ("--uid", "0", "--gid", "0")
+"""As it looks from inside: outside both are the same ordinary user, and neither has any capability."""
+_ROOTS_OWN = {"HOME": "/root", "USER": "root"}
 _PROGRAM = ("/usr/bin/env", "-u", "PWD", "--")
 """bubblewrap adds PWD to every environment; `env` takes it away again, and gives the usual 126 and 127."""
 _LOCALE = ("LANG", "LC_")
@@ -60,6 +64,8 @@ class Shape(NamedTuple):
     """How many layers lie below its home."""
     folder: str = ""
     """Where on the host it writes, as the fork server names it; empty: to a memory disk."""
+    systems: int = 0
+    """How many folders its system is made of, where it is one of its own."""
 
 
 class LocalBox:
@@ -82,7 +88,8 @@ class LocalBox:
         self._fork_server = fork_server
         self._user, self._mnt, self._net = namespaces
         self._group, controllers = limits
-        self._spec, self._layers, self._folder = shape
+        self._spec, self._layers, self._folder, self._systems = shape
+        self._rooted = self._spec.writable_system
         self.image_env = dict(env or {})
         self._notes = _notes(shape, controllers)
         self._running: set[LocalProcess] = set()
@@ -117,7 +124,8 @@ class LocalBox:
         inherit_image_env: bool = True,
     ) -> AsyncIterator[LocalProcess]:
         """Start a command in fresh namespaces; it and everything it started are dead when the block is left."""
-        environment = environment_of(self.image_env, env, inherit=inherit_image_env)
+        own = {**_ROOTS_OWN, **(env or {})} if self._rooted else env
+        environment = environment_of(self.image_env, own, inherit=inherit_image_env)
         async with self.running(argv, environment, cwd, Side()) as process:
             yield process
 
@@ -190,7 +198,7 @@ class LocalBox:
             raise SandboxError(f"cannot rewind the box: {why}")
         for path in (*keep, *restore):
             pure = PurePosixPath(path)
-            if not pure.is_relative_to(HOME) or ".." in pure.parts:
+            if not pure.is_relative_to("/" if self._rooted else HOME) or ".." in pure.parts:
                 raise SandboxError(f"cannot keep {path}: it is not below {HOME}")
         request = {"keep": list(keep), "restore": list(restore), "tmp": self._spec.tmp_mb << 20}
         reply = await self._change("rewind", request)
@@ -244,6 +252,7 @@ class LocalBox:
         if self._running:
             raise SandboxError(f"cannot {action} the box: a command is running in it")
         state = {"upper": self._upper, "frozen": self._frozen, "layers": self._layers, "brought": bool(self._folder)}
+        state |= {"rooted": self._rooted, "systems": self._systems}
         with anyio.CancelScope(shield=True):
             try:
                 reply = await self._ask(action, {**request, **state}, [self._user, self._mnt])
@@ -260,7 +269,8 @@ class LocalBox:
             raise
         locale = [f"{name}={value}" for name, value in env.items() if name.startswith(_LOCALE)]
         others = {name: value for name, value in env.items() if not name.startswith(_LOCALE)}
-        options = [*_BWRAP, *(word for name, value in others.items() for word in ("--setenv", name, value))]
+        who = _AS_ROOT if self._rooted else _AS_USER
+        options = [*_BWRAP, *who, *(word for name, value in others.items() for word in ("--setenv", name, value))]
         if not side.network:
             options.append("--unshare-net")
         request = {

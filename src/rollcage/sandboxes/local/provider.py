@@ -170,7 +170,8 @@ class LocalProvider:
         folder = self._disks.place(name) if self._disks else ""
         try:
             request = {"layers": layers, "disk": spec.disk_mb << 20, "tmp": spec.tmp_mb << 20, "folder": folder}
-            system = {"systems": self.images.folders(image, "system"), "whole": image.whole}
+            systems = self.images.folders(image, "system")
+            system = {"systems": systems, "whole": image.whole, "rooted": spec.writable_system}
             # A folder must not be made after we gave up on it: nobody would remove it.
             with anyio.CancelScope(shield=bool(folder)):
                 answer = await fork_server.ask("build", {**request, **system})
@@ -186,7 +187,7 @@ class LocalProvider:
         except BaseException:
             group.close()
             raise
-        shape = Shape(spec, len(layers), folder)
+        shape = Shape(spec, len(layers), folder, len(systems) if image.whole else 0)
         return LocalBox(name, fork_server, answer.fds, (group, groups.controllers), shape, image.env)
 
 

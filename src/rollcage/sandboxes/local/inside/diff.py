@@ -28,12 +28,12 @@ def exists(path: str) -> bool:
     return lstat(path) is not None
 
 
-def changes(upper: str, base: str, kept: Collection[PathParts]) -> list[str]:
+def changes(upper: str, base: str, kept: Collection[PathParts], prefix: str = HOME) -> list[str]:
     """Paths outside `kept` that were made, changed or deleted: `upper` against the view `base` without it."""
     found: list[str] = []
     mine, theirs = os.lstat(upper), os.lstat(base)
     if mine.st_mode != theirs.st_mode:
-        found.append(HOME)
+        found.append(prefix or "/")
     waiting: list[tuple[PathParts, bool]] = [((), False)]
     while waiting and len(found) < MOST:
         folder, hidden = waiting.pop()
@@ -44,7 +44,7 @@ def changes(upper: str, base: str, kept: Collection[PathParts]) -> list[str]:
             verdict, covers = _compare(upper, base, parts, hidden)
             leads_to_kept = any(path[: len(parts)] == parts for path in kept)
             if verdict == "changed" or (verdict == "new" and not leads_to_kept):
-                found.append("/".join((HOME, *parts)))
+                found.append("/".join((prefix, *parts)))
             if not covers or (leads_to_kept and _is_folder(upper, parts)):
                 waiting.append((parts, covers))
     return [path.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for path in found]

@@ -1,4 +1,5 @@
-"""The home directory: an overlay whose uppers are numbered folders on one disk.
+"""What a box can write: overlays whose uppers are numbered folders on one disk. The home directory, and in boxes that ask
+for it the whole system around it.
 
 The disk is a tmpfs of the size that was asked for; where tmpfs keeps no user attributes (Linux before 6.6), a folder of
 the host that was brought along, whose size nothing bounds from here.
@@ -21,8 +22,16 @@ from rollcage.sandboxes.inside.overlay import is_opaque, is_whiteout
 from rollcage.sandboxes.local.inside import restoring
 from rollcage.sandboxes.local.inside.diff import HOME, PathParts, changes, exists, lstat
 
-_HOME = f"/root{HOME}"
-_TMP = "/root/tmp"
+_ROOT = "/root"
+_HOME = f"{_ROOT}{HOME}"
+_TMP = f"{_ROOT}/tmp"
+BASE, SKELETON = "/base", "/skeleton"
+"""In the frame, what lies below a system that can be written: the host's as a box shows it, or our part of an image's."""
+ROOT_HOME = "/root"
+"""What commands of such a box call their home; it is the same folder as HOME."""
+_VIEW = "/view"
+_ALL = "/"
+_FIXED = ("dev", "home", "proc", "run")
 _DISK = "/disk"
 _FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV
 _MANY_INODES = 200 << 10
@@ -43,16 +52,34 @@ class Stack(NamedTuple):
     """How many layers lie below them."""
     brought: bool = False
     """The disk is a folder of the host."""
+    rooted: bool = False
+    """The system can be written, too."""
+    systems: int = 0
+    """How many folders lie below the system, where it is one of its own; else what is below it is in BASE."""
 
     @classmethod
     def of(cls, request: Mapping[str, Any]) -> Stack:
         """As a request says."""
-        return cls(request["upper"], request["frozen"], request["layers"], request["brought"])
+        more = (request.get("rooted", False), request.get("systems", 0))
+        return cls(request["upper"], request["frozen"], request["layers"], request["brought"], *more)
 
 
-def prepare(size: int, layers: int, *, brought: bool) -> None:
+class Area(NamedTuple):
+    """One overlay of a box."""
+
+    prefix: str
+    """What commands call it; empty is the root."""
+    upper: str
+    work: str
+    """Its folders in each numbered one."""
+
+
+_IN_HOME, _IN_SYSTEM = Area(HOME, "u", "w"), Area("", "s", "sw")
+
+
+def prepare(size: int, stack: Stack) -> None:
     """Mount the first home, on a disk that was brought along or that is made now."""
-    if not brought:
+    if not stack.brought:
         os.mkdir(_DISK)
         kernel.mount("tmpfs", _DISK, "tmpfs", _FLAGS, f"mode=0755,size={size},nr_inodes={_inodes(size)}")
     os.mkdir(f"{_DISK}/none")
@@ -60,10 +87,10 @@ def prepare(size: int, layers: int, *, brought: bool) -> None:
         # Overlay marks replaced folders this way; without it, `rm -r folder && mkdir folder` would fail in the box.
         os.setxattr(f"{_DISK}/none", "user.rollcage", b"y")
     except OSError as error:
-        where = "below the state folder" if brought else "on tmpfs"
+        where = "below the state folder" if stack.brought else "on tmpfs"
         raise kernel.KernelRefused(error.errno or 0, f"keep user attributes {where}", "attributes") from error
-    _make_upper(0, 0o755)
-    _mount(0, Stack(0, (), layers, brought))
+    _make_upper(0, stack, first=True)
+    _lay(0, stack)
 
 
 def open_upper(upper: int) -> int:
@@ -78,13 +105,23 @@ def empty_tmp(size: int, *, first: bool = False, tmp: str = _TMP) -> None:
     kernel.mount("tmpfs", tmp, "tmpfs", _FLAGS, f"mode=1777,size={size},nr_inodes={_inodes(size)}")
 
 
-def second_home(stack: Stack, place: str) -> None:
-    """Lay another upper over the frozen ones, at another place: a home as it was at the checkpoint."""
+def second_root(stack: Stack, place: str, tmp: int) -> None:
+    """Show the box a second time, with a home and a /tmp of its own: as it was at the checkpoint.
+
+    A system that can be written is there a second time, too; one that cannot is the same.
+    """
+    if not stack.rooted:
+        kernel.mount(_ROOT, place, flags=kernel.MS_BIND | kernel.MS_REC)
+        empty_tmp(tmp, tmp=f"{place}/tmp")
     _make_room(stack)
     number = stack.upper + 1
-    _make_upper(number, _mode(stack.frozen[0]) if stack.frozen else 0o755)
-    kernel.detach(place)
-    _mount(number, stack, place)
+    _make_upper(number, stack, first=not stack.frozen)
+    if not stack.rooted:
+        kernel.detach(f"{place}{HOME}")
+        _mount(number, stack, f"{place}{HOME}")
+        return
+    _lay(number, stack, place)
+    empty_tmp(tmp, first=True, tmp=f"{place}/tmp")
 
 
 def _inodes(size: int) -> int:
@@ -103,9 +140,10 @@ def _make_room(stack: Stack) -> None:
 def checkpoint(stack: Stack) -> None:
     """Freeze the upper (above the already frozen ones) and lay upper + 1 over it."""
     _make_room(stack)
-    kernel.detach(_HOME)
-    _make_upper(stack.upper + 1, _mode(stack.upper))
-    _mount(stack.upper + 1, stack._replace(frozen=(stack.upper, *stack.frozen)))
+    tmp = _strip(stack)
+    stack = stack._replace(frozen=(stack.upper, *stack.frozen))
+    _make_upper(stack.upper + 1, stack)
+    _lay(stack.upper + 1, stack, tmp=tmp)
 
 
 def rewind(stack: Stack, keep: Sequence[str], restore: Sequence[str] = ()) -> list[str]:
@@ -114,29 +152,56 @@ def rewind(stack: Stack, keep: Sequence[str], restore: Sequence[str] = ()) -> li
     In the kept paths, what `restore` names is as it was before.
     """
     upper, fresh = stack.upper, stack.upper + 1
-    kept = {_parts(path) for path in keep}
-    kept = {path for path in kept if not any(path[:size] in kept for size in range(len(path)))}
     _make_room(stack)
-    kernel.detach(_HOME)
-    if () in kept:
+    tmp = _strip(stack)
+    if (_ALL if stack.rooted else HOME) in keep:
         os.rename(f"{_DISK}/{upper}", f"{_DISK}/{fresh}")
-        _mount(fresh, stack)
+        _lay(fresh, stack, tmp=tmp)
         return []
-    _make_upper(fresh, _mode(stack.frozen[0]))
-    _mount(fresh, stack)
-    old = f"{_DISK}/{upper}/u"
-    changed = changes(old, _HOME, kept)
+    _make_upper(fresh, stack)
+    if not stack.rooted:
+        changed = _rewind(stack, _IN_HOME, keep, restore, _HOME)
+        discard(f"{_DISK}/{upper}", _DISK)
+        return changed
+    changed = []
+    for area in (_IN_SYSTEM, _IN_HOME):
+        at_home = area is _IN_HOME
+        changed += _rewind(
+            stack,
+            area,
+            [_real(path) for path in keep if _is_home(path) == at_home],
+            [_real(path) for path in restore if _is_home(path) == at_home],
+            _VIEW,
+        )
+        kernel.detach(_VIEW)
+    discard(f"{_DISK}/{upper}", _DISK)
+    _lay(fresh, stack, tmp=tmp)
+    return changed
+
+
+def _rewind(stack: Stack, area: Area, keep: Sequence[str], restore: Sequence[str], view: str) -> list[str]:
+    """One area of it, which is mounted at `view` in the end."""
+    upper, fresh = stack.upper, stack.upper + 1
+    kept = {_parts(path, area) for path in keep}
+    kept = {path for path in kept if not any(path[:size] in kept for size in range(len(path)))}
+    old, new = f"{_DISK}/{upper}/{area.upper}", f"{_DISK}/{fresh}/{area.upper}"
+    if () in kept:
+        os.rmdir(new)
+        os.rename(old, new)
+        _mount(fresh, stack, view, area)
+        return []
+    _mount(fresh, stack, view, area)
+    changed = changes(old, view, kept, area.prefix)
     moves = [_judge(old, parts) for parts in sorted(kept)]
     for parts, verdict in moves:
         if verdict == "strange":
-            changed.append("/".join((HOME, *parts)))
-    hidden = [verdict in ("gone", "strange") and _was_there(parts) for parts, verdict in moves]
-    back = [parts for parts in map(_parts, restore) if _was_there(parts[:-1], folder=True)]
+            changed.append("/".join((area.prefix, *parts)))
+    hidden = [verdict in ("gone", "strange") and _was_there(view, parts) for parts, verdict in moves]
+    back = [parts for parts in (_parts(path, area) for path in restore) if _was_there(view, parts[:-1], folder=True)]
     for (parts, verdict), whiteout in zip(moves, hidden, strict=True):
         if whiteout or verdict in ("moved", "alone"):
-            _make_parents(parts, old)
-    kernel.detach(_HOME)
-    new = f"{_DISK}/{fresh}/u"
+            _make_parents(view, parts, old)
+    kernel.detach(view)
     for (parts, verdict), whiteout in zip(moves, hidden, strict=True):
         path = "/".join(parts)
         if whiteout:
@@ -145,28 +210,91 @@ def rewind(stack: Stack, keep: Sequence[str], restore: Sequence[str] = ()) -> li
             os.rename(f"{old}/{path}", f"{new}/{path}")
             if verdict == "alone" and stat.S_ISDIR(os.lstat(f"{new}/{path}").st_mode):
                 os.setxattr(f"{new}/{path}", "user.overlay.opaque", b"y")
-    discard(f"{_DISK}/{upper}", _DISK)
+    discard(old, _DISK)
     covered = [parts for parts in back if restoring.uncover(new, parts, _DISK, discard)]
-    _mount(fresh, stack)
+    _mount(fresh, stack, view, area)
     if covered:
         before = f"{_DISK}/before"
         os.mkdir(before)
-        kernel.mount("before", before, "overlay", _FLAGS | kernel.MS_RDONLY, f"userxattr,lowerdir={_below(stack)}")
+        options = f"userxattr,lowerdir={_below(stack, area)}"
+        kernel.mount("before", before, "overlay", _FLAGS | kernel.MS_RDONLY, options)
         for parts in covered:
-            restoring.copy_back(before, _HOME, parts)
+            restoring.copy_back(before, view, parts)
         kernel.detach(before)
         os.rmdir(before)
     return sorted(set(changed))
 
 
-def _parts(path: str) -> PathParts:
-    return tuple(part for part in path[len(HOME) :].split("/") if part)
+def _strip(stack: Stack) -> int:
+    """Take away what is mounted; what /tmp was where it goes too, else nothing (-1)."""
+    if not stack.rooted:
+        kernel.detach(_HOME)
+        return -1
+    tmp = kernel.clone_mount(os.open(_TMP, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    kernel.detach(_ROOT)
+    return tmp
 
 
-def _below(stack: Stack) -> str:
+def _lay(number: int, stack: Stack, root: str = _ROOT, *, tmp: int = -1) -> None:
+    """Mount the home, and the system around it where that can be written. `tmp`: a mount that goes to /tmp."""
+    if not stack.rooted:
+        _mount(number, stack, f"{root}{HOME}")
+        return
+    _mount(number, stack, root, _IN_SYSTEM)
+    top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for name in _FIXED:
+        # No command can move or replace what something is mounted on, so nothing else will ever be mounted elsewhere.
+        place = kernel.open_plain(top, name, os.O_PATH | os.O_DIRECTORY)
+        kernel.attach_mount(kernel.clone_mount(place), place)
+        os.close(place)
+    with open("/proc/self/mountinfo") as mounts:
+        shown = sorted(at for line in mounts if (at := line.split()[4]).startswith(f"{BASE}/"))
+    for at in shown:
+        source = os.open(at, os.O_PATH | os.O_CLOEXEC)
+        target = kernel.open_plain(top, at[len(BASE) + 1 :], os.O_PATH)
+        kernel.attach_mount(kernel.clone_mount(source), target)
+        os.close(source)
+        os.close(target)
+    home = kernel.open_plain(top, HOME[1:], os.O_PATH | os.O_DIRECTORY)
+    _mount(number, stack, f"/proc/self/fd/{home}")
+    os.close(home)
+    home = kernel.open_plain(top, HOME[1:], os.O_PATH | os.O_DIRECTORY)
+    kernel.attach_mount(kernel.clone_mount(home), kernel.open_plain(top, "root", os.O_PATH | os.O_DIRECTORY))
+    os.close(home)
+    if tmp >= 0:
+        kernel.attach_mount(tmp, kernel.open_plain(top, "tmp", os.O_PATH | os.O_DIRECTORY))
+        os.close(tmp)
+    os.close(top)
+
+
+def _is_home(path: str) -> bool:
+    return any(path == place or path.startswith(f"{place}/") for place in (HOME, ROOT_HOME))
+
+
+def _real(path: str) -> str:
+    """A path below /root by its name below home: it is the same folder."""
+    return HOME + path[len(ROOT_HOME) :] if f"{path}/".startswith(f"{ROOT_HOME}/") else path
+
+
+def _parts(path: str, area: Area) -> PathParts:
+    return tuple(part for part in path[len(area.prefix) :].split("/") if part)
+
+
+def _below(stack: Stack, area: Area = _IN_HOME) -> str:
     """What lies below the upper, as overlay is told it; at least two folders, which is what it wants."""
-    frozen = [f"{_DISK}/{number}/u" for number in stack.frozen]
-    return ":".join([*frozen, *(f"/layers/{number}" for number in range(stack.layers)), f"{_DISK}/none"])
+    frozen = [f"{_DISK}/{number}/{area.upper}" for number in stack.frozen]
+    systems = [f"/systems/{number}" for number in range(stack.systems)]
+    if area is _IN_SYSTEM:
+        return ":".join([*frozen, *([SKELETON, *systems] if systems else [BASE]), f"{_DISK}/none"])
+    layers = [f"/layers/{number}" for number in range(stack.layers)]
+    # What an image has in /root: the same folder is the home of such a box.
+    roots = [f"{folder}{ROOT_HOME}" for folder in systems if stack.rooted and _is_folder(f"{folder}{ROOT_HOME}")]
+    return ":".join([*frozen, *layers, *roots, f"{_DISK}/none"])
+
+
+def _is_folder(path: str) -> bool:
+    found = lstat(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def _judge(old: str, parts: PathParts) -> tuple[PathParts, str]:
@@ -191,16 +319,16 @@ def _judge(old: str, parts: PathParts) -> tuple[PathParts, str]:
     raise AssertionError("a kept path has at least one part")
 
 
-def _was_there(parts: PathParts, *, folder: bool = False) -> bool:
+def _was_there(view: str, parts: PathParts, *, folder: bool = False) -> bool:
     """Whether the checkpoint has this path (as a folder), with no symlink above it."""
-    above = [lstat("/".join((_HOME, *parts[:depth]))) for depth in range(1, len(parts) + folder)]
-    return all(found and stat.S_ISDIR(found.st_mode) for found in above) and exists("/".join((_HOME, *parts)))
+    above = [lstat("/".join((view, *parts[:depth]))) for depth in range(1, len(parts) + folder)]
+    return all(found and stat.S_ISDIR(found.st_mode) for found in above) and exists("/".join((view, *parts)))
 
 
-def _make_parents(parts: PathParts, old: str) -> None:
+def _make_parents(view: str, parts: PathParts, old: str) -> None:
     """Bring the folders above a kept path into the new upper, through the mounted home, so that it can be put there."""
     for depth in range(1, len(parts)):
-        path = "/".join((_HOME, *parts[:depth]))
+        path = "/".join((view, *parts[:depth]))
         found = lstat(path)
         if found is not None and stat.S_ISDIR(found.st_mode):
             os.chmod(path, stat.S_IMODE(found.st_mode))
@@ -212,20 +340,22 @@ def _make_parents(parts: PathParts, old: str) -> None:
         os.chmod(path, stat.S_IMODE(theirs.st_mode) if theirs and stat.S_ISDIR(theirs.st_mode) else 0o755)
 
 
-def _make_upper(number: int, mode: int) -> None:
-    for folder in ("", "/u", "/w"):
-        os.mkdir(f"{_DISK}/{number}{folder}")
-    os.chmod(f"{_DISK}/{number}/u", mode)
+def _make_upper(number: int, stack: Stack, *, first: bool = False) -> None:
+    """Make the folders of a numbered upper, each with the mode that the one below it has."""
+    os.mkdir(f"{_DISK}/{number}")
+    for area in (_IN_HOME, _IN_SYSTEM) if stack.rooted else (_IN_HOME,):
+        mode = 0o755
+        if not first:
+            mode = stat.S_IMODE(os.lstat(f"{_DISK}/{stack.frozen[0]}/{area.upper}").st_mode)
+        for folder in (area.upper, area.work):
+            os.mkdir(f"{_DISK}/{number}/{folder}")
+        os.chmod(f"{_DISK}/{number}/{area.upper}", mode)
 
 
-def _mode(number: int) -> int:
-    return stat.S_IMODE(os.lstat(f"{_DISK}/{number}/u").st_mode)
-
-
-def _mount(upper: int, stack: Stack, place: str = _HOME) -> None:
-    """Lay the upper of this number over the frozen ones and the layers."""
-    work = f"{_DISK}/{upper}/w"
-    folders = f"lowerdir={_below(stack)},upperdir={_DISK}/{upper}/u,workdir={work}"
+def _mount(upper: int, stack: Stack, place: str = _HOME, area: Area = _IN_HOME) -> None:
+    """Lay the upper of this number over the frozen ones and what is below those."""
+    work = f"{_DISK}/{upper}/{area.work}"
+    folders = f"lowerdir={_below(stack, area)},upperdir={_DISK}/{upper}/{area.upper},workdir={work}"
     how = "userxattr,index=off"
     if stack.brought:
         # Else each end of a mount would write out all that the host has not written yet. Overlay takes a work folder
@@ -233,7 +363,7 @@ def _mount(upper: int, stack: Stack, place: str = _HOME) -> None:
         how += ",volatile"
         discard(work, _DISK)
         os.mkdir(work)
-    kernel.mount("home", place, "overlay", _FLAGS, f"{how},{folders}")
+    kernel.mount("home" if area is _IN_HOME else "system", place, "overlay", _FLAGS, f"{how},{folders}")
 
 
 def discard(folder: str, aside: str) -> None:

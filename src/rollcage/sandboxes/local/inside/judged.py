@@ -38,9 +38,7 @@ def divide(request: Mapping[str, Any]) -> int:
     for folder in (JUDGED, SCRATCH, _COVER, f"{_COVER}/folder", _PRIVATE, _DOOR):
         os.mkdir(folder)
     os.close(os.open(f"{_COVER}/file", os.O_CREAT | os.O_CLOEXEC, 0o444))
-    kernel.mount(_JUDGE, JUDGED, flags=kernel.MS_BIND | kernel.MS_REC)
-    home.empty_tmp(request["tmp"], tmp=f"{JUDGED}/tmp")  # noqa: S108
-    home.second_home(home.Stack.of(request), f"{JUDGED}/home/user")
+    home.second_root(home.Stack.of(request), JUDGED, request["tmp"])
     judged = os.open(JUDGED, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for path in request["shared"]:
         _share(path[1:], judge, judged)

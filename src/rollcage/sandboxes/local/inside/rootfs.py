@@ -25,13 +25,15 @@ class System(NamedTuple):
     folders: Sequence[str] = ()
     whole: bool = False
     """They are a system of their own, and nothing of the host's is shown; else they are laid over the host's."""
+    rooted: bool = False
+    """It can be written, and its user is root in it."""
 
     @classmethod
     def of(cls, request: Mapping[str, object]) -> System:
         """As a request says; the host's system where it says nothing."""
         folders = request.get("systems", [])
         assert isinstance(folders, list)
-        return cls([str(folder) for folder in folders], bool(request.get("whole")))
+        return cls([str(folder) for folder in folders], bool(request.get("whole")), bool(request.get("rooted")))
 
 
 class Disk(NamedTuple):
@@ -65,11 +67,13 @@ def build(layers: Sequence[str], disk: Disk, system: System) -> list[int]:
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", FRAME, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=4m,nr_inodes=4k")
     folders = _bring("systems", system.folders)
-    if system.whole:
+    if system.rooted:
+        _prepare_root(system.whole, folders)
+    elif system.whole:
         _show_own(FRAME + ROOT, folders)
     else:
         _show_hosts(FRAME + ROOT, folders)
-    if folders:
+    if folders or system.rooted:
         _host_in_frame()
     else:
         for name in (*shown.FOLDERS, "etc"):
@@ -84,7 +88,8 @@ def build(layers: Sequence[str], disk: Disk, system: System) -> list[int]:
         kernel.mount(f"./{disk.folder}/disk", f"{FRAME}/disk", flags=kernel.MS_BIND)
         kernel.set_attributes(f"{FRAME}/disk", kernel.ATTR_NOSUID | kernel.ATTR_NODEV)
     kernel.make_root(FRAME)
-    home.prepare(disk.size, len(layers), brought=bool(disk.folder))
+    systems = len(folders) if system.whole else 0
+    home.prepare(disk.size, home.Stack(0, (), len(layers), bool(disk.folder), system.rooted, systems))
     home.empty_tmp(disk.tmp, first=True)
     return [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("user", "mnt", "net")]
 
@@ -143,11 +148,13 @@ def _bring(kind: str, folders: Sequence[str]) -> list[str]:
     return places
 
 
-def _show_hosts(root: str, added: Sequence[str]) -> None:
+def _show_hosts(root: str, added: Sequence[str], *, rooted: bool = False) -> None:
     """The host's system, with what was added laid over it; in `/etc` only what the host does not show there."""
     os.mkdir(root)
     _bind(root, root)
-    _skeleton(root)
+    _skeleton(root, {**(shown.ROOT_USERS if rooted else shown.USERS), **shown.NAMES})
+    if rooted:
+        os.mkdir(f"{root}{home.ROOT_HOME}")
     os.mkdir(f"{root}/etc/ssl")
     os.mkdir(f"{FRAME}/host")
     os.mkdir(f"{FRAME}/host/nothing")
@@ -196,10 +203,24 @@ def _add_missing(folder: str, target: str) -> None:
 def _show_own(root: str, folders: Sequence[str]) -> None:
     """A system of its own. Ours lies on top: whatever an image has in these places, mounts never land on it."""
     os.mkdir(f"{FRAME}/skeleton")
-    _skeleton(f"{FRAME}/skeleton")
+    _skeleton(f"{FRAME}/skeleton", {**shown.USERS, **shown.NAMES})
     os.mkdir(root)
     _stack([f"{FRAME}/skeleton", *folders], root)
     _seal(root)
+
+
+def _prepare_root(whole: bool, folders: Sequence[str]) -> None:
+    """Put beside the root what a system that can be written is laid over; it is mounted with the home."""
+    for name in (ROOT, "/view"):
+        os.mkdir(FRAME + name)
+    if not whole:
+        _show_hosts(FRAME + home.BASE, folders, rooted=True)
+        return
+    os.mkdir(FRAME + home.SKELETON)
+    # Such an image has its own users; one of them is root.
+    known = any(os.path.lexists(f"{folder}/etc/passwd") for folder in folders)
+    _skeleton(FRAME + home.SKELETON, shown.NAMES if known else {**shown.ROOT_USERS, **shown.NAMES})
+    os.mkdir(f"{FRAME}{home.SKELETON}{home.ROOT_HOME}")
 
 
 def _host_in_frame() -> None:
@@ -211,10 +232,10 @@ def _host_in_frame() -> None:
         _mirror(f"/etc/{name}", f"{FRAME}/etc/{name}")
 
 
-def _skeleton(root: str) -> None:
+def _skeleton(root: str, texts: Mapping[str, str]) -> None:
     for name in ("dev", "etc", "home", "home/user", "proc", "run", "tmp"):
         os.mkdir(f"{root}/{name}")
-    for name, text in {**shown.USERS, **shown.NAMES}.items():
+    for name, text in texts.items():
         with open(f"{root}/etc/{name}", "w") as file:
             file.write(text)
 
