@@ -27,7 +27,7 @@ from rollcage.schema.sense import clash_of, problem_of
 from rollcage.settings import Settings
 from rollcage.tasks import TaskFile, load
 from rollcage.tasks.expected import expected_of
-from rollcage.types import NO_MODEL, TESTS_DIR, AgentSpec, Endpoint, Job, Limits, SandboxSpec, Task, Value
+from rollcage.types import NO_MODEL, AgentSpec, Endpoint, Job, Limits, SandboxSpec, Task, Value
 
 V = TypeVar("V", bound=Value)
 
@@ -74,7 +74,8 @@ def to_job(
     except NoSuchEnvironment as error:
         # Here it is one argument of several that is wrong, and not an address where there is nothing.
         raise UsageError(error.message, argument="environment", remedy=error.remedy) from None
-    _check_names(request.setup_hosts)
+    _check_names("setup_hosts", request.setup_hosts)
+    _check_names("verify_hosts", request.verify_hosts)
     asked = _endpoint(request)
     task = task_of(request)
     if needs_model(request.agent, asked):
@@ -175,14 +176,14 @@ def _endpoint(request: RolloutRequest) -> EndpointRequest:
     return EndpointRequest(**{name: getattr(request, name) for name in EndpointArguments.model_fields})
 
 
-def _check_names(hosts: Sequence[str]) -> None:
+def _check_names(argument: str, hosts: Sequence[str]) -> None:
     """A caller names hosts: an address could be one of the server's own network, which names must not lead to."""
     for host in hosts:
         try:
             ipaddress.ip_address(host)
         except ValueError:
             continue
-        raise UsageError(f"{host} is an address", argument="setup_hosts", remedy="give the name of a public host")
+        raise UsageError(f"{host} is an address", argument=argument, remedy="give the name of a public host")
 
 
 def _check_task(task: Task) -> None:
@@ -196,7 +197,7 @@ def _check_task(task: Task) -> None:
 
 def _check_files(task: Task) -> None:
     """Files that cannot be written beside each other are found before there is a box."""
-    for argument, files, folder in (("upload_files", task.files, task.workdir), ("tests", task.tests, TESTS_DIR)):
+    for argument, files, folder in (("upload_files", task.files, task.workdir), ("tests", task.tests, task.tests_dir)):
         if clash := clash_of(files, folder):
             raise UsageError(clash, argument=argument)
 

@@ -106,6 +106,11 @@ class Settings(Value):
         return self.home / "work"
 
     @property
+    def trees_dir(self) -> Path:
+        """Where files of tasks are kept, beside the log: each content once."""
+        return self.home / "trees"
+
+    @property
     def cache_dir(self) -> Path:
         """Where downloads are kept; all of it can be fetched again."""
         return self.home / "cache"

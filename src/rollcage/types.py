@@ -126,8 +126,8 @@ nothing to verify."""
 Trust = Literal["isolated", "in_process", "shared"]
 """How far a reward can be trusted, best first."""
 
-RewardFrom = Literal["reward.txt", "reward.json", "commands"]
-"""Where a verifier's number can be."""
+RewardFrom = Literal["reward.txt", "reward.json", "commands", "harbor"]
+"""Where a verifier's number can be. `harbor`: in reward.json, else in reward.txt, and nowhere else."""
 
 FINISHED_BEFORE = "succeeded"
 """What `finished` was called: callers may still say it, and clients of the published shapes are told it."""
@@ -469,12 +469,30 @@ Metadata = Annotated[JsonObject, AfterValidator(_bounded)]
 """A JSON object of the caller's own, small enough to be stored with every rollout."""
 
 
-def resolve_box_path(path: str, folder: str) -> str:
-    """Where a path a task names lies in the box: relative to `folder`, and always below the home directory."""
+def resolve_box_path(path: str, folder: str, *, top: str = HOME) -> str:
+    """Where a path a task names lies in the box: relative to `folder`, and always below `top`, the home directory."""
     pure = PurePosixPath(folder, path)
-    if ".." in pure.parts or not pure.is_relative_to(HOME) or pure == PurePosixPath(folder) or "\0" in path:
-        raise ValueError(f"{path!r} does not name a file below {HOME}")
+    if ".." in pure.parts or not pure.is_relative_to(top) or pure == PurePosixPath(folder) or "\0" in path:
+        raise ValueError(f"{path!r} does not name a file below {top}")
     return str(pure)
+
+
+class FileTree(Value):
+    """Files of any kind and size, by reference: an archive that is kept once, named by its content."""
+
+    digest: str
+    """Of the archive: BLAKE2b, 128 bits. The log has it, and not the files."""
+    size: int = 0
+    """Bytes of all files."""
+    files: int = 0
+    """How many there are."""
+    path: str = Field(default="", exclude=True)
+    """Where they lie on this machine, for whoever has to make the archive."""
+
+
+Paths = Literal["home", "system"]
+SYSTEM_OWN = ("/dev", "/proc", "/sys", "/run", "/tmp")  # noqa: S108
+"""What no task can put files to, or work in, even where its paths are those of the system."""
 
 
 class Task(Value):
@@ -484,8 +502,14 @@ class Task(Value):
     """The caller's own name for it; echoed back."""
     instruction: str
     """The prompt for the agent, handed over verbatim."""
+    paths: Paths = "home"
+    """`system`: its paths are those of a whole machine, as tasks in Harbor's format have them: it may work in /app, its
+    tests are in /tests, its reward in /logs/verifier. Its box is one whose system can be written, and its commands see
+    themselves as root."""
     workdir: str = f"{HOME}/workdir"
     """Where the agent starts, and what verification sees of its work."""
+    trees: dict[str, FileTree] = {}
+    """`{folder: files}`, staged before `files`: what is binary, large, or has modes and links of its own."""
     files: dict[str, str] = {}
     """`{path: text}`, staged before setup; a relative path is relative to the workdir."""
     setup: tuple[str, ...] = ()
@@ -494,6 +518,10 @@ class Task(Value):
     """Bash commands run after the agent is gone."""
     tests: dict[str, str] = {}
     """`{path: text}`, staged in `$TESTS_DIR` only after the agent is gone."""
+    tests_tree: FileTree | None = None
+    """Files of any kind for `$TESTS_DIR`, staged before those in `tests`."""
+    verify_env: dict[str, str] = {}
+    """Further environment of verify commands."""
     checks: tuple[Check, ...] = ()
     """Test frameworks to run after the agent is gone; the reward is the share of expected tests that passed."""
     test_script: str = ""
@@ -512,7 +540,8 @@ class Task(Value):
     `untrusted`. No code under test can then run in the verifier's reach, and the reward's trust is `isolated`."""
     reward_from: RewardFrom | None = None
     """Where the verifier's number is: in `reward.txt` (`$REWARD_FILE`), in `reward.json` beside it, or the share of
-    `commands` that passed. None: a reward file where there is one and nothing contradicts it, else the commands."""
+    `commands` that passed; `harbor`: by Harbor's rules. None: a reward file where there is one and nothing contradicts
+    it, else the commands."""
     seal_tests: bool = True
     """Nothing can change `$TESTS_DIR` while verification runs. False: for verifiers that build something in there."""
     verifier: str = ""
@@ -529,6 +558,40 @@ class Task(Value):
     solution_patch: str = ""
     """A patch of the workdir that solves the task, as `git diff` writes it; the agent `oracle` applies it first."""
 
+    solution_tree: FileTree | None = None
+    """Files of the solution: staged in a folder `solution` beside the tests' own when the agent `oracle` works."""
+
+    @property
+    def top(self) -> str:
+        """Its paths lie below this folder."""
+        return "/" if self.paths == "system" else HOME
+
+    @property
+    def tests_dir(self) -> str:
+        """`$TESTS_DIR`."""
+        return str(PurePosixPath(self.top, "tests"))
+
+    @property
+    def solution_dir(self) -> str:
+        """Where the oracle finds the files of the solution."""
+        return str(PurePosixPath(self.top, "solution"))
+
+    @property
+    def reward_dir(self) -> str:
+        """Where the verifier leaves its reward."""
+        return str(PurePosixPath(self.top, "logs/verifier"))
+
+    @property
+    def work_paths(self) -> tuple[str, ...]:
+        """The workdir and what else is kept, as far as it can be told apart from the system."""
+        return (self.workdir, *(path for path in self.keep if path != "/"))
+
+    @property
+    def all_trees(self) -> tuple[FileTree, ...]:
+        """Every archive that it refers to."""
+        beside = (self.tests_tree, self.solution_tree)
+        return (*self.trees.values(), *(tree for tree in beside if tree is not None))
+
     @field_validator("instruction")
     @classmethod
     def _instruction_says_something(cls, text: str) -> str:
@@ -540,18 +603,20 @@ class Task(Value):
     @classmethod
     def _files_below_home(cls, files: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         # A workdir that is wrong itself is not there.
-        folder = TESTS_DIR if info.field_name == "tests" else info.data.get("workdir", HOME)
+        rooted = info.data.get("paths") == "system"
+        tests = "/tests" if rooted else TESTS_DIR
+        folder, top = tests if info.field_name == "tests" else info.data.get("workdir", HOME), "/" if rooted else HOME
         for path in files:
-            if PurePosixPath(resolve_box_path(path, folder)).is_relative_to(PROGRAMS):
+            if PurePosixPath(resolve_box_path(path, folder, top=top)).is_relative_to(PROGRAMS):
                 raise ValueError(f"{path!r} lies in {PROGRAMS}, where the agent's own program is; choose another path")
         return files
 
     @field_validator("restore")
     @classmethod
     def _restored_is_shared(cls, paths: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
-        workdir = info.data.get("workdir", HOME)
+        workdir, top = info.data.get("workdir", HOME), "/" if info.data.get("paths") == "system" else HOME
         for path in paths or ():
-            place = PurePosixPath(resolve_box_path(path, workdir))
+            place = PurePosixPath(resolve_box_path(path, workdir, top=top))
             if not any(place.is_relative_to(folder) for folder in (workdir, *info.data.get("keep", ()))):
                 raise ValueError(f"{path!r} is neither in the workdir nor in `keep`; elsewhere all is put back anyhow")
         return paths
@@ -568,14 +633,25 @@ class Task(Value):
 
     @field_validator("workdir", "keep", mode="after")
     @classmethod
-    def _below_home(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    def _below_home(cls, value: str | tuple[str, ...], info: ValidationInfo) -> str | tuple[str, ...]:
         for path in (value,) if isinstance(value, str) else value:
             pure = PurePosixPath(path)
+            if info.data.get("paths") == "system":
+                _check_system_path(path, pure, whole=info.field_name == "keep")
+                continue
             if ".." in pure.parts or PurePosixPath(HOME) not in pure.parents or str(pure) != path:
                 raise ValueError(f"{path!r} must be a plain absolute path below {HOME}, not {HOME} itself")
             if any(pure.is_relative_to(taken) for taken in (TESTS_DIR, LOGS_DIR)):
                 raise ValueError(f"{path!r} lies where verification puts its own files; choose another folder")
         return value
+
+
+def _check_system_path(path: str, pure: PurePosixPath, *, whole: bool) -> None:
+    taken = (*SYSTEM_OWN, "/tests", "/logs", PROGRAMS)
+    if not pure.is_absolute() or ".." in pure.parts or str(pure) != path or (path == "/" and not whole):
+        raise ValueError(f"{path!r} must be a plain absolute path" + ("" if whole else ", not / itself"))
+    if any(pure.is_relative_to(place) for place in taken):
+        raise ValueError(f"{path!r} lies where the box or verification puts its own files; choose another folder")
 
 
 class Sampling(Value):
@@ -640,6 +716,8 @@ class SandboxSpec(Value):
     writable_system: bool = False
     """Everything in the box can be written and not just its home, within `disk_mb`; its commands see themselves as
     root, at home in /root. Outside they are the same ordinary user. Local boxes only."""
+    env: dict[str, str] = {}
+    """Given to every command of the box, over what its image sets. Local boxes only."""
     memory_mb: int = Field(default=4096, ge=64)
     """Memory of all processes together (needs cgroups); each process alone is always bounded."""
     disk_mb: int = Field(default=1024, ge=1)
@@ -655,6 +733,8 @@ class SandboxSpec(Value):
     setup_hosts: tuple[str, ...] = ()
     """Host names setup commands may reach through the allow-listing proxy; empty means no network at all. `packages`
     stands for the package indexes that this machine is configured with."""
+    verify_hosts: tuple[str, ...] = ()
+    """The same for verify commands. What they fetch decides the reward, and what the agent left may fetch as well."""
 
 
 class AgentSpec(Value):

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from rollcage.store import Store
 
 
+MOST_TREE_BYTES = 2 << 30
+"""What an archive of a task's files may come to; a task is held to less when it is read."""
+
+
 def provider(settings: Settings) -> LocalProvider:
     """Opens boxes on this machine."""
     from rollcage.sandboxes.local.provider import LocalProvider
@@ -111,7 +115,8 @@ async def opened_registry(settings: Settings, *, warm: int = 0) -> AsyncIterator
         boxes = {name: await stack.enter_async_context(make()) for name, make in providers(settings).items()}
         opencode, images = agent(settings), provider(settings).images
         work = WorkStore(settings.work_dir, settings.keep_work_mb << 20)
-        agents: list[Agent] = [opencode, Mini(), Shell(), Loop(), Nop(), Oracle(), StoredWork(work.get)]
+        trees = WorkStore(settings.trees_dir, MOST_TREE_BYTES)
+        agents: list[Agent] = [opencode, Mini(), Shell(), Loop(), Nop(), Oracle(files=trees.get), StoredWork(work.get)]
         if warm:
             spec = SandboxSpec(system=system_of(settings, images))
             boxes = await _pooled(stack, boxes, opencode, warm, spec)
@@ -121,6 +126,7 @@ async def opened_registry(settings: Settings, *, warm: int = 0) -> AsyncIterator
             gateway=gateway,
             environments=environments(settings),
             work=work,
+            trees=trees,
             system=lambda: system_of(settings, images),
         )
 

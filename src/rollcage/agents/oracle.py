@@ -6,7 +6,8 @@ that the turns ask for.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from pathlib import PurePosixPath
 
 from rollcage.agent_events import AgentOutput
@@ -15,6 +16,7 @@ from rollcage.agents.nop import Nop
 from rollcage.errors import FileMissing, UsageError
 from rollcage.events import AgentEmitted, AgentStarted
 from rollcage.sandboxes.base import Exit, Sandbox, run, sh
+from rollcage.sandboxes.files import unpack_archive
 from rollcage.types import AgentSpec, JsonObject, Task
 
 STEP_S = 600.0
@@ -25,14 +27,19 @@ exec patch --strip=1 --forward --batch
 """
 
 
+_TAIL = 8 << 10
+Files = Callable[[str], AsyncGenerator[bytes, None]]
+
+
 class Oracle(Nop):
     """The agent `oracle`: plays the reference solution of the task it is bound to."""
 
     name = "oracle"
 
-    def __init__(self, task: Task | None = None) -> None:
-        """`task`: whose solution; `bound_to` gives it."""
-        self._task = task
+    def __init__(self, task: Task | None = None, *, files: Files | None = None) -> None:
+        """`task`: whose solution; `bound_to` gives it. `files`: an archive of files, by its digest."""
+        self._task, self._files = task, files
+        self._tail = ""
 
     def bound_to(self, task: Task) -> Oracle:
         """One that knows this task's solution."""
@@ -42,7 +49,7 @@ class Oracle(Nop):
                 argument="agent",
                 remedy="give the task `solution`, `solution_script` or `solution_patch`",
             )
-        return Oracle(task)
+        return Oracle(task, files=self._files)
 
     async def solve(
         self, box: Sandbox, instruction: str, context: AgentContext, spec: AgentSpec, *, workdir: str, emit: Emit
@@ -51,15 +58,23 @@ class Oracle(Nop):
         await emit(AgentStarted(agent=self.name, version=self.version))
         if self._task is None:
             raise UsageError("oracle is bound to no task")
+        if self._task.solution_tree and self._files:
+            async with aclosing(self._files(self._task.solution_tree.digest)) as chunks:
+                await unpack_archive(box, self._task.solution_dir, chunks)
         for step in steps(self._task):
             ended = await step(box, workdir)
             said = ended.stdout.text + ended.stderr.text if ended else ""
             if said:
+                self._tail = (self._tail + said)[-_TAIL:]
                 await emit(AgentEmitted(event=AgentOutput(stream="stdout", text=said)))
             if ended and ended.code and (self._task.solution_patch or self._task.solution_script):
-                line = ended.stderr.text.strip().splitlines()[-1:] or [""]
-                return AgentExit(code=ended.code, error=f"the reference solution failed: {line[0]}")
+                lines = (ended.stderr.text.strip() or ended.stdout.text.strip()).splitlines()[-3:]
+                return AgentExit(code=ended.code, error=f"the reference solution failed: {' / '.join(lines)}")
         return AgentExit(code=0, error=None)
+
+    async def log_tail(self, box: Sandbox) -> str:
+        """The end of what the solution printed."""
+        return self._tail
 
 
 Step = Callable[[Sandbox, str], Awaitable[Exit | None]]

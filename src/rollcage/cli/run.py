@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog=HELP, cls=Derived)
-@click.argument("task", required=False, metavar="[TASK.toml]", type=click.Path())
+@click.argument("task", required=False, metavar="[TASK]", type=click.Path())
 @all_of(REQUIRE, JSON)
 @click.option("--follow", is_flag=True, help="With --json: every event as one line, as it happens.")
 def run(task: str | None, as_json: bool, follow: bool, require: float | None, **options: Any) -> int:

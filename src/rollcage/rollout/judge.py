@@ -12,23 +12,20 @@ from rollcage.errors import FileMissing, SandboxError, SandboxLost, ScoringError
 from rollcage.events import Event, Suspicion
 from rollcage.rollout.checks import Sides, run_checks
 from rollcage.rollout.reward import PARTS, TEXT, decided, with_checks
-from rollcage.rollout.setup import run_commands
+from rollcage.rollout.setup import Trees, run_commands, stage_tree
 from rollcage.rollout.verify_env import environment_from
 from rollcage.sandboxes.base import PATH, Judged, Sandbox, Separable, Separation, run
-from rollcage.types import LOGS_DIR, TESTS_DIR, CommandResult, Job, Reward, Stage, Task, resolve_box_path
+from rollcage.types import LOGS_DIR, CommandResult, Job, Reward, Stage, Task, resolve_box_path
 
 Log = Callable[[Event], Awaitable[object]]
 
-REWARD_DIR = f"{LOGS_DIR}/verifier"
-REWARD_FILE = f"{REWARD_DIR}/{TEXT}"
-REWARD_PARTS = f"{REWARD_DIR}/{PARTS}"
+REWARD_FILE = f"{LOGS_DIR}/verifier/{TEXT}"
+"""Of tasks whose paths are below home."""
 _MOST_REWARD = 64 << 10
 _SIGNALS = range(129, 193)
 """Exit codes that tell of death by a signal."""
 
 ENVIRONMENT = {
-    "REWARD_FILE": REWARD_FILE,
-    "TESTS_DIR": TESTS_DIR,
     # A repository in the workdir is the agent's: its hooks and its file monitor are programs of the agent's.
     "GIT_CONFIG_COUNT": "2",
     "GIT_CONFIG_KEY_0": "core.fsmonitor",
@@ -44,25 +41,27 @@ WITHHELD = ("REWARD_FILE", "TESTS_DIR", "GIT_CONFIG_*", "npm_config_*")
 """What they do not hand on to the code that they launch."""
 
 
-async def judge(job: Job, box: Sandbox, log: Log, deadline: float) -> Reward | None:
+async def judge(job: Job, box: Sandbox, log: Log, deadline: float, trees: Trees | None = None) -> Reward | None:
     """Stage the tests, run the verifier, and read its verdict; None where the task has no verifier."""
     task = job.task
+    if task.tests_tree:
+        await stage_tree(box, task.tests_tree, task.tests_dir, trees)
     for path, text in task.tests.items():
-        await box.write(resolve_box_path(path, TESTS_DIR), text.encode())
+        await box.write(resolve_box_path(path, task.tests_dir, top=task.top), text.encode())
     commands = list(task.verify)
     if task.test_script:
-        await box.write(f"{TESTS_DIR}/test.sh", task.test_script.encode(), mode=0o755)
-        commands.append(f"bash {TESTS_DIR}/test.sh")
+        await box.write(f"{task.tests_dir}/test.sh", task.test_script.encode(), mode=0o755)
+        commands.append(f"bash {task.tests_dir}/test.sh")
     if not commands and not task.checks:
         return None
-    given, lost = await environment_from(box, (task.workdir, *task.keep))
+    given, lost = await environment_from(box, task.work_paths)
     if lost:
         what = "the image sets it to what lies in the agent's work; verify commands do not get it, or not all of it"
         await log(Suspicion(code="environment_variable", what=what, paths=lost))
     judged = None
     try:
         async with divided(task, box, log) as judged:
-            env = {**given, **ENVIRONMENT, **(_tools(judged, given) if judged else {})}
+            env = {**given, **_environment(task), **(_tools(judged, given) if judged else {})}
             checked = None
             if judged and task.checks:
                 sides = Sides(box, judged, env, given)
@@ -82,11 +81,11 @@ async def judge(job: Job, box: Sandbox, log: Log, deadline: float) -> Reward | N
 @asynccontextmanager
 async def divided(task: Task, box: Sandbox, log: Log) -> AsyncIterator[Judged | None]:
     """Keep the judged apart in a box; None where that cannot be done and the task does not rely on it."""
-    shared = (task.workdir, *task.keep)
+    shared = task.work_paths
     separation = Separation(
         shared,
-        sealed=(TESTS_DIR,) if task.seal_tests else (),
-        hidden=(REWARD_DIR,),
+        sealed=(task.tests_dir,) if task.seal_tests else (),
+        hidden=(task.reward_dir,),
         covered=shared if task.isolate else (),
         needs_launcher=launches(task),
         withheld=WITHHELD,
@@ -123,6 +122,11 @@ def launches(task: Task) -> bool:
     return any(re.search(r"\buntrusted\b", text) for text in texts)
 
 
+def _environment(task: Task) -> dict[str, str]:
+    places = {"REWARD_FILE": f"{task.reward_dir}/{TEXT}", "TESTS_DIR": task.tests_dir}
+    return {**places, **ENVIRONMENT, **task.verify_env}
+
+
 def _tools(judged: Judged, given: Mapping[str, str]) -> dict[str, str]:
     modules = ":".join(filter(None, (given.get("PYTHONPATH", ""), judged.tools)))
     return {"PATH": f"{judged.tools}:{given.get('PATH', PATH)}", "PYTHONPATH": modules}
@@ -140,9 +144,9 @@ async def _run(
             return
         results.append(event.result)
         if event.result.exit_code in _SIGNALS:
-            await _take_back(box, vouched)
+            await _take_back(job.task, box, vouched)
         elif len(results) < len(commands):
-            vouched.update(await _written(box))
+            vouched.update(await _written(job.task, box))
 
     hung = await run_commands(
         box,
@@ -160,54 +164,56 @@ async def _run(
     return results
 
 
-async def _written(box: Sandbox) -> dict[str, bytes]:
+async def _written(task: Task, box: Sandbox) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
-    for path in (REWARD_FILE, REWARD_PARTS):
+    for path in _places(task, (TEXT, PARTS)):
         with suppress(FileMissing):
             found[path] = await box.read(path, limit=_MOST_REWARD)
     return found
 
 
-async def _take_back(box: Sandbox, vouched: Mapping[str, bytes]) -> None:
+async def _take_back(task: Task, box: Sandbox, vouched: Mapping[str, bytes]) -> None:
     """A command that a signal killed vouches for nothing: rewards are again what they were before it."""
-    remove = ["rm", "-rf", "--", REWARD_FILE, REWARD_PARTS]
+    remove = ["rm", "-rf", "--", *_places(task, (TEXT, PARTS))]
     await run(box, remove, env={"PATH": PATH}, inherit_image_env=False)
     for path, text in vouched.items():
         await box.write(path, text)
 
 
 async def _verdict(task: Task, box: Sandbox, log: Log, results: list[CommandResult]) -> Reward | None:
-    left = await _left(box)
+    left = await _left(task, box)
     try:
         reward, ignored = decided(task, results, left)
     except ScoringError as error:
         if left and not task.isolate:
             what = f"there is no telling whose reward this is: {error.message}"
-            await log(Suspicion(code="foreign_reward", what=what, paths=_places(left)))
+            await log(Suspicion(code="foreign_reward", what=what, paths=_places(task, left)))
         raise
     if ignored:
         what = "not the verifier's reward; it was ignored"
-        await log(Suspicion(code="foreign_reward", what=what, paths=_places(ignored)))
+        await log(Suspicion(code="foreign_reward", what=what, paths=_places(task, ignored)))
     # A script that broke has judged nothing, whatever the commands beside it say.
     silent = reward is None or reward.source == "commands"
     if task.test_script and silent and (reward is None or results[-1].exit_code):
-        raise ScoringError(f"the test script wrote no reward to {REWARD_FILE} (exit code {results[-1].exit_code})")
+        raise ScoringError(
+            f"the test script wrote no reward to {task.reward_dir}/{TEXT} (exit code {results[-1].exit_code})"
+        )
     return reward
 
 
-def _places(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(f"{REWARD_DIR}/{name}" for name in names)
+def _places(task: Task, names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{task.reward_dir}/{name}" for name in names)
 
 
-async def _left(box: Sandbox) -> dict[str, bytes | None]:
+async def _left(task: Task, box: Sandbox) -> dict[str, bytes | None]:
     """What lies at reward.txt and reward.json, by name; None for what is no plain file that could be written again."""
     names = ["(", "-name", TEXT, "-o", "-name", PARTS, ")"]
     # By name: what else the code under test has put there, and however it is called, is nobody's business.
-    look = ["find", REWARD_DIR, "-mindepth", "1", "-maxdepth", "1", *names, "-printf", r"%y %m %f\n"]
+    look = ["find", task.reward_dir, "-mindepth", "1", "-maxdepth", "1", *names, "-printf", r"%y %m %f\n"]
     # An image's PATH may begin below home, where the code under test could have put a `find` of its own.
     listed = await run(box, look, env={"PATH": PATH}, inherit_image_env=False)
     found: dict[str, bytes | None] = {}
     for kind, mode, name in (line.split(" ", 2) for line in listed.stdout.text.splitlines()):
         plain = kind == "f" and bool(int(mode, 8) & 0o200)
-        found[name] = await box.read(f"{REWARD_DIR}/{name}", limit=_MOST_REWARD) if plain else None
+        found[name] = await box.read(f"{task.reward_dir}/{name}", limit=_MOST_REWARD) if plain else None
     return found

@@ -43,7 +43,7 @@ def restored_paths(task: Task) -> tuple[str, ...]:
     """What is put back: what the task names, else the parts of a `.git` that make git run programs."""
     if task.restore is None:
         return tuple(f"{task.workdir}/.git/{name}" for name in GIT)
-    return tuple(resolve_box_path(path, task.workdir) for path in task.restore)
+    return tuple(resolve_box_path(path, task.workdir, top=task.top) for path in task.restore)
 
 
 class Saved(NamedTuple):

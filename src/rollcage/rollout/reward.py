@@ -47,11 +47,34 @@ def decided(
     granted = reward_of(results[:-1] if task.test_script else results, None, None)
     if not results or task.reward_from == "commands":  # checks write no reward
         return granted, tuple(left)
+    if task.reward_from == "harbor":
+        return harbor_reward(left), ()
     if task.isolate or task.reward_from:
         return _stated(task, granted, left)
     # A script is there to write a number, whatever commands beside it say.
     reward, ignored = _agreed(None if task.test_script else granted, left)
     return reward or granted, ignored
+
+
+def harbor_reward(left: Mapping[str, bytes | None]) -> Reward:
+    """By Harbor's rules: reward.json first, then reward.txt; several rewards are parts, and never summed.
+
+    Their total is `reward` where it is among them, else their mean, which says something only of parts in [0, 1].
+    """
+    if PARTS in left:
+        named = _parts(_plain(PARTS, left))
+        if "reward" in named:
+            return Reward(total=named["reward"], parts=named, source="reward_json")
+        if any(not 0 <= value <= 1 for value in named.values()):
+            raise ScoringError(
+                f"{PARTS} has several rewards ({', '.join(named)}) and none is called `reward`: not all are in [0, 1], "
+                "so that their mean would say nothing",
+                blame="task",
+            )
+        return Reward(total=sum(named.values()) / len(named), parts=named, source="reward_json")
+    if TEXT in left:
+        return Reward(total=_number(_plain(TEXT, left)), source="reward_file")
+    raise ScoringError(f"the verifier wrote neither {PARTS} nor {TEXT}: that is an error, and no 0")
 
 
 def _stated(

@@ -30,7 +30,7 @@ from rollcage.errors import (
 from rollcage.events import AgentEnded, BoxOpened, Ended, Event, Scored, StageEnded, StageStarted, TurnEnded
 from rollcage.gateway import Gateway
 from rollcage.rollout.reward import combined
-from rollcage.rollout.setup import run_commands, stage_files, why_refused, with_uploaded_tests
+from rollcage.rollout.setup import Trees, keep_trees, run_commands, stage_files, why_refused, with_uploaded_tests
 from rollcage.rollout.unseen import unseen_files
 from rollcage.rollout.verify import snapshot_for_verify, verify
 from rollcage.rollout.work import WorkKeeper
@@ -65,6 +65,8 @@ class RolloutDeps:
     """Where the agent's work is kept."""
     generation: int | None = None
     """Which weights the gateway had when the rollout was started; None: those it has when the agent begins."""
+    trees: Trees | None = None
+    """Where files of tasks are kept."""
 
 
 @dataclass
@@ -129,6 +131,7 @@ async def _rollout(job: Job, deps: RolloutDeps, log: Log, stages: Stages, name: 
     clock = Clock(job.task.limits)
     with anyio.CancelScope(deadline=anyio.current_time() + clock.until_reserve()) as before_agent:
         await stages.enter(Stage.PROVISION)
+        await keep_trees(job.task, deps.trees)
         if job.model.kind != NO_MODEL.kind:
             await deps.gateway.check(job.model)
         async with (
@@ -137,7 +140,7 @@ async def _rollout(job: Job, deps: RolloutDeps, log: Log, stages: Stages, name: 
         ):
             await log(BoxOpened(sandbox_id=box.id, backend=deps.provider.name, notes=box.notes))
             await stages.enter(Stage.SETUP)
-            await set_up(job, box, log)
+            await set_up(job, box, log, deps.trees)
             own = deps.agent.own_paths
             async with snapshot_for_verify(job, box, own) as snapshot:
                 before_agent.deadline = math.inf
@@ -158,6 +161,7 @@ async def _rollout(job: Job, deps: RolloutDeps, log: Log, stages: Stages, name: 
                         own=own,
                         snapshot=snapshot,
                         keeper=deps.work,
+                        trees=deps.trees,
                     )
                 if reward := combined(await judged(job, environment, clock.until_end()), found):
                     await log(Scored(reward=reward))
@@ -188,11 +192,11 @@ async def judged(job: Job, environment: Environment | None, seconds: float) -> f
         raise VerifierHung(f"{job.environment} had not judged the agent's work after {seconds:g} s") from None
 
 
-async def set_up(job: Job, box: Sandbox, log: Log) -> None:
+async def set_up(job: Job, box: Sandbox, log: Log, trees: Trees | None = None) -> None:
     """The task's files and commands."""
     if isinstance(box, InProcessSandbox):
         return
-    await stage_files(box, job.task)
+    await stage_files(box, job.task, trees)
     seconds = job.task.limits.setup_timeout_s
     failed = await run_commands(box, job, job.task.setup, stage=Stage.SETUP, log=log, seconds=seconds)
     if failed:

@@ -10,7 +10,7 @@ import anyio
 from rollcage.errors import SandboxError
 from rollcage.events import CommandEnded, Event, Suspicion
 from rollcage.sandboxes.base import PATH, InProcessSandbox, Sandbox, run
-from rollcage.types import HOME, LOGS_DIR, TESTS_DIR, Job, Stage
+from rollcage.types import HOME, Job, Stage
 
 Log = Callable[[Event], Awaitable[object]]
 
@@ -28,7 +28,7 @@ async def unseen_files(job: Job, box: Sandbox, own: Sequence[str], log: Log, *, 
     """
     task = job.task
     wanted = (task.verify or task.test_script) and not isinstance(box, InProcessSandbox)
-    left = await _left(box, (task.workdir, *task.keep, *own, LOGS_DIR, TESTS_DIR), since) if wanted else []
+    left = await _left(box, (task.workdir, *task.keep, *own, task.reward_dir, task.tests_dir), since) if wanted else []
     failed = False
 
     async def watched(event: Event) -> None:

@@ -14,15 +14,16 @@ import anyio
 
 from rollcage.errors import VerifierHung
 from rollcage.events import BoxOpened, Event, FilesCollected, Suspicion, WorkStored
-from rollcage.rollout.judge import REWARD_DIR, judge
+from rollcage.rollout.judge import judge
 from rollcage.rollout.patch import BEFORE, TIMEOUT_S, patch_of, snapshot_workdir
 from rollcage.rollout.restore import Saved, restored_paths, saved_for_later
+from rollcage.rollout.setup import Trees
 from rollcage.rollout.work import TIMEOUT_S as WORK_TIMEOUT_S
 from rollcage.rollout.work import WorkKeeper, store_work
 from rollcage.sandboxes.base import PATH, InProcessSandbox, Provider, Rewindable, Sandbox, run
 from rollcage.sandboxes.files import Collected, NotCopied, collect, copy_path
 from rollcage.sandboxes.home_archive import HomeArchive, archived_home
-from rollcage.types import HOME, TESTS_DIR, Job, Reward, Task, resolve_box_path
+from rollcage.types import HOME, Job, Reward, Task, resolve_box_path
 
 Log = Callable[[Event], Awaitable[object]]
 
@@ -41,13 +42,13 @@ DECIDERS = frozenset(
 """Names that test runners and interpreters pick up by themselves: an agent that adds one is suspected."""
 
 # Whatever lies where the verifier will look is removed, links themselves and not what they point at.
-_CLEAR = f"""
-for path in "$HOME/logs" "$HOME/tests"; do
+_CLEAR = """
+for path in {logs} {tests}; do
   if [ -L "$path" ] || {{ [ -e "$path" ] && [ ! -d "$path" ]; }}; then rm -f -- "$path"; fi
 done
 [ -d "$1" ] && [ ! -L "$1" ] || rm -f -- "$1"
 mkdir -p -- "$1" && chmod u+rwx -- "$1" || exit 1
-for path in {REWARD_DIR} {TESTS_DIR}; do
+for path in {reward} {tests}; do
   [ ! -d "$path" ] || [ -L "$path" ] || chmod -R u+rwx -- "$path"
   rm -rf -- "$path" && mkdir -p -- "$path" || exit 1
 done
@@ -106,11 +107,13 @@ async def verify(
     own: Sequence[str] = (),
     snapshot: Snapshot = NOTHING,
     keeper: WorkKeeper | None = None,
+    trees: Trees | None = None,
 ) -> Reward | None:
     """Rewind or replace the box, stage the tests, run them in fresh processes; the reward they gave, if any.
 
     `own`: paths where the agent program keeps its own state; changes there are not worth a notice. `snapshot`:
-    what `snapshot_for_verify` gave. `keeper`: where the work is stored, as it is before anything judges it.
+    what `snapshot_for_verify` gave. `trees`: where the task's files are. `keeper`: where the work is stored,
+    as it is before anything judges it.
     """
     if isinstance(box, InProcessSandbox):
         return None
@@ -126,7 +129,7 @@ async def verify(
                 place = _second_box(job, partial(copy_path, box, timeout_s=min(COPY_S, share)), provider, log, snapshot)
             async with place as clean:
                 await _take_stock(job.task, clean, log, keeper, seconds / 4)
-                return await judge(job, clean, log, deadline)
+                return await judge(job, clean, log, deadline, trees)
     except TimeoutError:
         raise VerifierHung(f"verification had not ended after {seconds:g} s", blame="agent") from None
 
@@ -136,11 +139,15 @@ async def _take_stock(task: Task, box: Sandbox, log: Log, keeper: WorkKeeper | N
 
     The agent's files decide how long that takes; the verifier must have time left whatever they are.
     """
-    collected = await collect(box, task.workdir, before=_CLEAR)
+    places = {"logs": str(PurePosixPath(task.reward_dir).parent), "tests": task.tests_dir, "reward": task.reward_dir}
+    collected = await collect(box, task.workdir, before=_CLEAR.format(**places))
     work: list[WorkStored] = []
 
     async def keep(keeper: WorkKeeper) -> None:
         paths = (task.workdir, *task.keep)
+        if task.paths == "system":
+            work.append(WorkStored(why_not="the task's work is a whole system"))
+            return
         work.append(await store_work(box, paths, keeper, timeout_s=min(WORK_TIMEOUT_S, seconds)))
 
     async with anyio.create_task_group() as tasks:
@@ -203,7 +210,7 @@ def _within(path: str, folders: Sequence[str]) -> bool:
 
 
 async def _notice_deciders(task: Task, left: Collected, log: Log) -> None:
-    staged = {resolve_box_path(path, task.workdir): text for path, text in task.files.items()}
+    staged = {resolve_box_path(path, task.workdir, top=task.top): text for path, text in task.files.items()}
     # Restored already: what is left of it is not the agent's.
     given = restored_paths(task)
     planted = tuple(

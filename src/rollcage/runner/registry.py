@@ -11,6 +11,7 @@ from rollcage.environments.base import Environments
 from rollcage.errors import UsageError
 from rollcage.gateway import Gateway
 from rollcage.rollout.run import RolloutDeps
+from rollcage.rollout.setup import Trees
 from rollcage.rollout.work import WorkKeeper
 from rollcage.sandboxes.base import Provider
 from rollcage.sandboxes.in_process import InProcessProvider
@@ -33,11 +34,15 @@ class Registry:
     """Remote environments, by the word their addresses begin with."""
     work: WorkKeeper | None = None
     """Where agents' work is kept."""
+    trees: Trees | None = None
+    """Where files of tasks are kept."""
     system: Callable[[], System | None] = lambda: None
     """What boxes of this machine show whose jobs name neither a system nor an image."""
 
     def settled(self, job: Job) -> Job:
         """The job with its system named, so that the log says in which one it was run."""
+        if job.task.paths == "system" and not job.sandbox.writable_system:
+            job = job.model_copy(update={"sandbox": job.sandbox.model_copy(update={"writable_system": True})})
         spec = job.sandbox
         if spec.system or spec.template or spec.backend not in WITH_SYSTEMS:
             return job
@@ -65,6 +70,7 @@ class Registry:
             environments=self._environments(job),
             work=self.work,
             generation=self.gateway.gate.generation,
+            trees=self.trees,
         )
 
     def _environments(self, job: Job) -> Environments | None:

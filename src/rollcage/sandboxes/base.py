@@ -201,6 +201,16 @@ def check_system(spec: SandboxSpec) -> None:
         )
 
 
+def refuse_writable_system(spec: SandboxSpec) -> None:
+    """UsageError where a box of this kind is asked for a system that can be written."""
+    if spec.writable_system:
+        raise UsageError(
+            f"a task whose paths are those of the system runs in local boxes only, not in {spec.backend!r} ones",
+            argument="sandbox",
+            remedy="use local",
+        )
+
+
 class CapturedOutput(NamedTuple):
     """The end of a stream that may have been endless."""
 

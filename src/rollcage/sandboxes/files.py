@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import AsyncIterable
 from typing import NamedTuple
 
 import anyio
@@ -173,3 +174,19 @@ async def copy_path(source: Sandbox, target: Sandbox, path: str, *, timeout_s: f
     if any(codes):
         said = " ".join(output.text.strip() for output in errors.values() if output.data)
         raise NotCopied(f"cannot copy {path} to a fresh box: {said[-500:] or codes}")
+
+
+async def unpack_archive(box: Sandbox, folder: str, chunks: AsyncIterable[bytes]) -> None:
+    """Unpack a tar archive in a folder of a box, which is made where it is not there; modes and links are kept."""
+    script = 'mkdir -p -- "$1" && exec tar --extract --no-same-owner --same-permissions --directory "$1" --file=-'
+    argv = ["bash", "--noprofile", "--norc", "-c", script, "unpack", folder]
+    async with box.spawn(argv, env={"PATH": PATH}, inherit_image_env=False, cwd="/") as process:
+        try:
+            async for chunk in chunks:
+                await process.stdin.send(chunk)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass  # its exit code tells why it ended early
+        await process.stdin.aclose()
+        said = (await tail(process.stderr, 2000)).text.strip()
+        if code := await process.wait():
+            raise SandboxError(f"cannot put files into {folder}: {said or code}")

@@ -27,6 +27,7 @@ class RolloutArguments(TypedDict, total=False):
     setup: Sequence[str] | None
     setup_shell: str | None
     setup_hosts: Sequence[str] | None
+    verify_hosts: Sequence[str] | None
     upload_files: Mapping[str, str] | None
     verify: Sequence[str] | None
     test_script: str | None
@@ -36,7 +37,7 @@ class RolloutArguments(TypedDict, total=False):
     keep: Sequence[str] | None
     restore: Sequence[str] | None
     isolate: bool | None
-    reward_from: Literal["reward.txt", "reward.json", "commands"] | None
+    reward_from: Literal["reward.txt", "reward.json", "commands", "harbor"] | None
     seal_tests: bool | None
     workdir: str | None
     solution: Sequence[Mapping[str, Any]] | None

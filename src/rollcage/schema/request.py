@@ -53,6 +53,8 @@ class RolloutRequest(EndpointArguments, _Instruction):
     setup_hosts: Annotated[Texts, Option(metavar="HOST")] = ()
     """Host names, or `*.suffix`, that setup may reach through a proxy; `packages`: the package indexes that the machine
     is configured with, to which pip and npm are then led; empty: no network."""
+    verify_hosts: Annotated[Texts, Option(metavar="HOST")] = ()
+    """The same for verify commands, which have no network otherwise. What they fetch decides the reward."""
     upload_files: Annotated[FileTexts, Option(metavar="PATH=FILE")] = {}
     """`{path in the box: text}`, staged before setup; a relative path is relative to the workdir."""
     verify: Annotated[Texts, Option(metavar="COMMAND")] = Field(default=(), title="Verify")
@@ -76,8 +78,8 @@ class RolloutRequest(EndpointArguments, _Instruction):
     """The verifier does not see the workdir: it asks for the agent's work through the launcher `untrusted`."""
     reward_from: Annotated[RewardFrom | None, Option()] = None
     """Where the verifier's number is: in `reward.txt` (`$REWARD_FILE`), in `reward.json` beside it, or the share of
-    `commands` that passed; not given: a reward file where there is one and nothing contradicts it, else the commands.
-    """
+    `commands` that passed; `harbor`: by Harbor's rules; not given: a reward file where there is one and nothing
+    contradicts it, else the commands."""
     seal_tests: Annotated[bool, Option()] = True
     """Nothing can change `$TESTS_DIR` while verification runs."""
     workdir: Annotated[str, Option(metavar="PATH")] = f"{HOME}/workdir"

@@ -11,7 +11,7 @@ from rollcage.types import HOME
 
 WITH_CONTENTS = frozenset(("upload_files", "tests", "metadata", "solution", "checks"))
 """Arguments that hold what is written as it is; everything else goes to a program, which cannot be told a NUL."""
-EACH_SAYS_SOMETHING = frozenset(("setup", "verify", "setup_hosts", "enabled_tools", "disabled_tools"))
+EACH_SAYS_SOMETHING = frozenset(("setup", "verify", "setup_hosts", "verify_hosts", "enabled_tools", "disabled_tools"))
 """Lists whose entries are commands or names."""
 
 
@@ -26,7 +26,7 @@ def problem_of(argument: str, value: object) -> str:
         blank = [str(place) for place, text in enumerate(value, 1) if isinstance(text, str) and not text.strip()]
         if blank:
             return f"entry {blank[0]} is empty"
-    if argument == "setup_hosts" and isinstance(value, list | tuple):
+    if argument in ("setup_hosts", "verify_hosts") and isinstance(value, list | tuple):
         wrong = next((host for host in value if isinstance(host, str) and not is_host(host)), None)
         return f"{wrong!r} is no host name; give names, or *.suffix" if wrong is not None else ""
     if argument == "test_script" and isinstance(value, str) and value and not value.strip():

@@ -15,6 +15,7 @@ from rollcage.endpoints import EndpointRequest
 from rollcage.errors import TaskError, UsageError
 from rollcage.tasks.expected import expected_of
 from rollcage.tasks.problems import BESIDE, REFERENCES, SECRETS, nearest, problems_of
+from rollcage.tasks.trees import tree_of
 from rollcage.types import AgentSpec, Identifier, JsonObject, Metadata, SandboxSpec, Task, Value
 
 SIZE_LIMIT = 16 << 20
@@ -44,6 +45,8 @@ class TaskFile(Value):
     """The weights that are sampled."""
     metadata: Metadata = {}
     """The caller's own JSON."""
+    notices: tuple[str, ...] = ()
+    """What of the task is not as its author may expect."""
 
 
 ALIASES = {"model": "endpoint", "check": "checks"}
@@ -58,7 +61,12 @@ def load_task(path: Path | str) -> Task:
 def load(path: Path | str) -> TaskFile:
     """Read a task file; TaskError with one line per problem where it cannot be used."""
     path = Path(path)
-    return task_of(_parsed(path, _text(path, str(path))), path, str(path), name=path.stem)
+    if path.is_dir():
+        # Not at the top: it reads its files by what is here.
+        from rollcage.tasks.harbor import load_folder
+
+        return load_folder(path)
+    return task_of(_parsed(path, text_of(path, str(path))), path, str(path), name=path.stem)
 
 
 def task_of(data: JsonObject, path: Path, where: str, *, name: str = "") -> TaskFile:
@@ -79,7 +87,8 @@ def task_of(data: JsonObject, path: Path, where: str, *, name: str = "") -> Task
     return file.model_copy(update={"task": file.task.model_copy(update={"id": name})})
 
 
-def _text(path: Path, name: str) -> str:
+def text_of(path: Path, name: str) -> str:
+    """The text of a file; TaskError, which calls it `name`, where it has none."""
     try:
         if path.is_dir():
             raise TaskError(f"{name}: is a folder; name a file")
@@ -95,7 +104,9 @@ def _text(path: Path, name: str) -> str:
         hint = f"; did you mean {path.with_name(near)}?" if near else ""
         raise TaskError(f"{name}: no such file{hint}") from error
     except UnicodeDecodeError as error:
-        raise TaskError(f"{name}: is not UTF-8 text (byte {error.start}); only text files can be used") from error
+        raise TaskError(
+            f"{name}: is not UTF-8 text (byte {error.start}); only text can be named alone; name its folder"
+        ) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise TaskError(f"{name}: cannot be read: {reason}") from error
@@ -160,7 +171,11 @@ class _Reader:
                 self._refer(data, key, field)
         for table in ("files", "tests"):
             if isinstance(data.get(table), dict):
-                data[table] = {name: self._staged(f"{table}.{name}", name, of) for name, of in data[table].items()}
+                folders = {name: of for name, of in data[table].items() if table == "files" and self._is_folder(of)}
+                if folders:
+                    data["trees"] = {name: self._tree(f"files.{name}", of["from"]) for name, of in folders.items()}
+                staged = {name: of for name, of in data[table].items() if name not in folders}
+                data[table] = {name: self._staged(f"{table}.{name}", name, of) for name, of in staged.items()}
         if "instruction" not in data:
             self.problems.append("instruction: is missing; say what the agent should do (or give instruction_file)")
             data["instruction"] = "-"
@@ -196,6 +211,21 @@ class _Reader:
             return ""
         return self._from(where, value["from"])
 
+    def _is_folder(self, value: Any) -> bool:
+        named = isinstance(value, dict) and value.keys() == {"from"} and isinstance(value["from"], str)
+        return named and (self._folder / value["from"]).is_dir()
+
+    def _tree(self, where: str, name: str) -> Any:
+        """A folder beside the task file, with whatever lies in it."""
+        target = (self._folder / name).resolve()
+        try:
+            if not target.is_relative_to(self._folder.resolve()):
+                raise TaskError(f"{name!r} leads out of the task's folder; use a path relative to the task file")
+            return tree_of(target)
+        except TaskError as error:
+            self.problems.append(f"{where}: {error}")
+            return {"digest": ""}
+
     def _from(self, where: str, name: str) -> str:
         """The text of a file that lies beside the task file or below it, and nowhere else."""
         try:
@@ -203,7 +233,7 @@ class _Reader:
             target = (folder / name).resolve()
             if Path(name).is_absolute() or not target.is_relative_to(folder):
                 raise TaskError(f"{name!r} leads out of the task's folder; use a path relative to the task file")
-            return _text(target, repr(name))
+            return text_of(target, repr(name))
         except TaskError as error:
             self.problems.append(f"{where}: {error}")
         except (OSError, ValueError, RuntimeError) as error:

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from rollcage.errors import TaskError, UsageError
 from rollcage.tasks.files import SIZE_LIMIT, TaskFile, load, task_of, unique
+from rollcage.tasks.harbor import NAME as HARBOR
+from rollcage.tasks.harbor import is_folder_task
 from rollcage.types import SandboxSpec, Value
 
 SUFFIXES = (".toml", ".json")
@@ -50,7 +52,8 @@ class SourcedTask(Value):
         if self.file is None:
             return 0
         task = self.file.task
-        return sum(len(text.encode()) for text in (*task.files.values(), *task.tests.values(), task.test_script))
+        texts = (*task.files.values(), *task.tests.values(), task.test_script)
+        return sum(len(text.encode()) for text in texts) + sum(tree.size for tree in task.all_trees)
 
     def why_not(self, has_image: Callable[[str], bool]) -> str:
         """Why it cannot run on a machine that has these images; empty where it can."""
@@ -58,7 +61,9 @@ class SourcedTask(Value):
             return self.problem or "it cannot be read"
         template = self.file.sandbox.template
         if self.file.sandbox.backend == SandboxSpec().backend and template and not has_image(template):
-            return f"there is no image {template!r} here"
+            return f"there is no image {template!r} here" + (
+                f"; rollcage image build {self.where}" if template.startswith(f"{HARBOR}-") else ""
+            )
         return ""
 
 
@@ -86,14 +91,14 @@ class FileSource:
 
 
 class FolderSource:
-    """A folder of tasks: every task file in it, and in no folder below it."""
+    """A folder of tasks: every task file in it, and every folder in it that is a task in Harbor's format."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.name = str(folder)
 
     def __iter__(self) -> Iterator[SourcedTask]:
-        found = [path for path in self._folder.iterdir() if path.suffix in SUFFIXES and path.is_file()]
+        found = [path for path in self._folder.iterdir() if _is_task(path)]
         return unique_ids(task for path in sorted(found) for task in FileSource(path))
 
 
@@ -121,11 +126,13 @@ def open_source(name: str | Path) -> TaskSource:
     """The source of that name; UsageError where there is none. It is looked at, and no task of it read yet."""
     path = Path(name)
     try:
+        if path.is_dir() and is_folder_task(path):
+            return FileSource(path)
         if path.is_dir():
             source = FolderSource(path)
-            if any(True for _ in source):
+            if any(_is_task(each) for each in path.iterdir()):
                 return source
-            what = f"no task file ({' or '.join(SUFFIXES)}) in this folder"
+            what = f"no task file ({' or '.join(SUFFIXES)}) and no task folder in this folder"
         elif path.suffix == ".jsonl" and path.is_file():
             return LinesSource(path)
         elif path.is_file() or path.suffix in SUFFIXES:
@@ -134,7 +141,13 @@ def open_source(name: str | Path) -> TaskSource:
             what = "no such file or folder"
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
-    raise UsageError(f"{name}: {what}", remedy="name a task file, a folder of them, or a .jsonl file of tasks")
+    raise UsageError(
+        f"{name}: {what}", remedy="name a task file or folder, a folder of them, or a .jsonl file of tasks"
+    )
+
+
+def _is_task(path: Path) -> bool:
+    return (path.suffix in SUFFIXES and path.is_file()) or is_folder_task(path)
 
 
 def sourced(name: str, where: str, read: Callable[[], TaskFile]) -> SourcedTask:
@@ -159,7 +172,7 @@ def unique_ids(tasks: Iterable[SourcedTask]) -> Iterator[SourcedTask]:
 
 def digest_of(file: TaskFile) -> str:
     """SHA-256 of everything that a task file says, but for where it lies."""
-    said = file.model_dump(mode="json", exclude={"path", "group_id", "policy_version", "metadata"})
+    said = file.model_dump(mode="json", exclude={"path", "notices", "group_id", "policy_version", "metadata"})
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 

@@ -15,7 +15,7 @@ import anyio
 
 from rollcage.errors import SandboxError, SetupError, UsageError
 from rollcage.locks import abandoned, claim, is_claimed
-from rollcage.sandboxes.base import PATH, check_system
+from rollcage.sandboxes.base import PATH, check_system, refuse_writable_system
 from rollcage.sandboxes.container.box import OWN_PIDS, ContainerBox
 from rollcage.sandboxes.container.control_channel import ControlChannel, listener_at
 from rollcage.sandboxes.container.engine import Container, ContainerEngine
@@ -84,6 +84,7 @@ class ContainerProvider:
     def check(self, spec: SandboxSpec) -> None:
         """Any image may do; whether it is there is seen when the box is opened."""
         check_system(spec)
+        refuse_writable_system(spec)
         if spec.template != spec.template.strip() or spec.template.startswith("-"):
             raise UsageError(f"{spec.template!r} is not the name of an image", argument="template")
 

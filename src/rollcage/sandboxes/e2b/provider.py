@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from rollcage.errors import RollcageError, SandboxError, UsageError
 from rollcage.locks import Claim, claim, is_claimed
-from rollcage.sandboxes.base import check_system, run
+from rollcage.sandboxes.base import check_system, refuse_writable_system, run
 from rollcage.sandboxes.e2b.box import TTL_S, E2BBox
 from rollcage.sandboxes.e2b.cloud import BoxOrder, Cloud, boundary
 from rollcage.sandboxes.layers import Layer, LayerStore, box_uid
@@ -74,6 +74,7 @@ class E2BProvider:
     def check(self, spec: SandboxSpec) -> None:
         """It needs a key, and its SDK. What its boxes show is what their template has."""
         check_system(spec)
+        refuse_writable_system(spec)
         if spec.system == "host":
             raise UsageError("a box at E2B shows its template's system", argument="system", remedy="use base")
         self._cloud.check()

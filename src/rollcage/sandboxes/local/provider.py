@@ -188,7 +188,7 @@ class LocalProvider:
             group.close()
             raise
         shape = Shape(spec, len(layers), folder, len(systems) if image.whole else 0)
-        return LocalBox(name, fork_server, answer.fds, (group, groups.controllers), shape, image.env)
+        return LocalBox(name, fork_server, answer.fds, (group, groups.controllers), shape, {**image.env, **spec.env})
 
 
 async def _join_or_forget(fork_server: ForkServer, groups: Groups) -> None:

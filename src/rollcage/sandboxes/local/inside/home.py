@@ -1,5 +1,5 @@
-"""What a box can write: overlays whose uppers are numbered folders on one disk. The home directory, and in boxes that ask
-for it the whole system around it.
+"""What a box can write: overlays whose uppers are numbered folders on one disk. The home directory, and in boxes that
+ask for it the whole system around it.
 
 The disk is a tmpfs of the size that was asked for; where tmpfs keeps no user attributes (Linux before 6.6), a folder of
 the host that was brought along, whose size nothing bounds from here.
@@ -24,9 +24,10 @@ from rollcage.sandboxes.local.inside.diff import HOME, PathParts, changes, exist
 
 _ROOT = "/root"
 _HOME = f"{_ROOT}{HOME}"
-_TMP = f"{_ROOT}/tmp"
+_TMP = f"{_ROOT}/tmp"  # noqa: S108
 BASE, SKELETON = "/base", "/skeleton"
-"""In the frame, what lies below a system that can be written: the host's as a box shows it, or our part of an image's."""
+"""In the frame, what lies below a system that can be written: the host's as a box shows it, or our part of an image's.
+"""
 ROOT_HOME = "/root"
 """What commands of such a box call their home; it is the same folder as HOME."""
 _VIEW = "/view"
@@ -112,7 +113,7 @@ def second_root(stack: Stack, place: str, tmp: int) -> None:
     """
     if not stack.rooted:
         kernel.mount(_ROOT, place, flags=kernel.MS_BIND | kernel.MS_REC)
-        empty_tmp(tmp, tmp=f"{place}/tmp")
+        empty_tmp(tmp, tmp=f"{place}/tmp")  # noqa: S108
     _make_room(stack)
     number = stack.upper + 1
     _make_upper(number, stack, first=not stack.frozen)
@@ -121,7 +122,7 @@ def second_root(stack: Stack, place: str, tmp: int) -> None:
         _mount(number, stack, f"{place}{HOME}")
         return
     _lay(number, stack, place)
-    empty_tmp(tmp, first=True, tmp=f"{place}/tmp")
+    empty_tmp(tmp, first=True, tmp=f"{place}/tmp")  # noqa: S108
 
 
 def _inodes(size: int) -> int:

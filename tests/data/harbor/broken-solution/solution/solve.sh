@@ -1,0 +1,3 @@
+#!/bin/bash
+set -e
+echo "no such tool: frobnicate" >&2; exit 3

@@ -1,0 +1,3 @@
+#!/bin/bash
+set -e
+[ "$(pwd)" = /app ]; pwd > where; [ "$(id -u)" = 0 ]; [ "$HOME" = /root ]; [ -f /solution/solve.sh ]

@@ -1,0 +1,3 @@
+#!/bin/bash
+set -e
+echo x > a; printf "x\ny\n" > b

@@ -1,0 +1,2 @@
+#!/bin/bash
+[ -e "$TEST_DIR/need" ] && [ -e /app/old ]

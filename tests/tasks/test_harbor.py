@@ -1,0 +1,176 @@
+"""Task folders in Harbor's format: what is read of them, what is refused, and how they run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rollcage.errors import TaskError
+from rollcage.events import Rollout
+from rollcage.runner import Runner
+from rollcage.settings import Settings
+from rollcage.store import Store
+from rollcage.tasks import load, open_source
+from rollcage.tasks.trees import tree_of
+from rollcage.types import NO_MODEL, AgentSpec, Job, Outcome
+from rollcage.wiring import opened_runner
+from support.paths import ROOT
+
+FOLDERS = ROOT / "tests" / "data" / "harbor"
+REFUSED = {
+    "needs-gpu": "gpus = 1",
+    "many-services": "the services main, db",
+    "windows": "windows",
+    "several-steps": "several steps",
+    "separate-verifier": "separate",
+}
+
+
+def copied(tmp_path: Path, name: str) -> Path:
+    return Path(shutil.copytree(FOLDERS / name, tmp_path / name, symlinks=True))
+
+
+def test_a_folder_of_folders_is_a_source_and_says_what_cannot_run() -> None:
+    found = {task.where.rpartition("/")[2]: task for task in open_source(FOLDERS)}
+    assert len(found) >= 12
+    assert {name for name, task in found.items() if task.problem} == set(REFUSED)
+    for name, words in REFUSED.items():
+        assert words in found[name].problem and name in found[name].problem
+    assert "rollcage image build" in found["dockerfile"].why_not(lambda name: False)
+    assert not found["greeting"].why_not(lambda name: False) and found["greeting"].size > 100
+
+
+def test_fields_come_to_what_a_task_has() -> None:
+    file = load(FOLDERS / "with-env")
+    task, sandbox = file.task, file.sandbox
+    assert (task.id, task.workdir, task.paths) == ("rollcage/with-env", "/workspace/value", "system")
+    assert (task.limits.agent_timeout_s, task.limits.verify_timeout_s) == (120, 60)
+    assert sandbox.env == {"GREETING": "bonjour"} and task.verify_env == {"MODE": "strict"}
+    assert load(FOLDERS / "greeting").task.instruction == "Write a file /app/hello.txt that says hello.\n"
+    old = load(FOLDERS / "terminal-bench-1").task
+    assert old.instruction == "Make the file /app/old." and old.limits.agent_timeout_s == 90
+    assert any("shade, environment.weather" in notice for notice in load(FOLDERS / "unknown-fields").notices)
+
+
+def test_the_log_has_digests_of_files_and_not_the_files() -> None:
+    task = load(FOLDERS / "binary-tests").task
+    assert task.tests_tree and task.tests_tree.size > 4096 and task.tests_tree.files == 3
+    written = task.model_dump_json()
+    assert task.tests_tree.digest in written and str(FOLDERS) not in written and "blob.bin" not in written
+
+
+def test_the_same_files_have_the_same_digest_wherever_they_lie(tmp_path: Path) -> None:
+    other = copied(tmp_path, "binary-tests")
+    assert tree_of(other / "tests").digest == tree_of(FOLDERS / "binary-tests" / "tests").digest
+    (other / "tests" / "tool").chmod(0o644)
+    assert tree_of(other / "tests").digest != tree_of(FOLDERS / "binary-tests" / "tests").digest
+
+
+@pytest.mark.parametrize("missing", ["instruction.md", "tests/test.sh"])
+def test_a_folder_without_what_it_needs_is_refused_by_name(tmp_path: Path, missing: str) -> None:
+    folder = copied(tmp_path, "greeting")
+    (folder / missing).unlink()
+    with pytest.raises(TaskError, match=f"{missing}: is missing"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[environment\n", r"task.toml: is no valid TOML: .*line 1"),
+        ("[environment]\ncpus = 'many'\n", r"task.toml: environment.cpus"),
+        ("schema_version = '2.0'\n", r"schema_version '2.0'"),
+        ("[agent]\nuser = 'nobody'\n", r"agent.user"),
+        ("[environment]\nenv = { KEY = '${SECRET}' }\n", r"SECRET"),
+        ("[environment]\nworkdir = '/proc/x'\n", r"workdir"),
+    ],
+)
+def test_what_is_wrong_in_task_toml_is_said_with_its_place(tmp_path: Path, text: str, words: str) -> None:
+    folder = copied(tmp_path, "greeting")
+    (folder / "task.toml").write_text(text)
+    with pytest.raises(TaskError, match=words):
+        load(folder)
+
+
+def test_files_that_cannot_be_taken_as_they_are_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = copied(tmp_path, "greeting")
+    link = folder / "tests" / "out"
+    link.symlink_to("../../../etc/passwd")
+    with pytest.raises(TaskError, match=r"tests/out: is a link .* leads out"):
+        load(folder)
+    link.unlink()
+    with socket.socket(socket.AF_UNIX) as special:
+        os.chdir(folder / "tests")
+        special.bind("special")
+        os.chdir(ROOT)
+    with pytest.raises(TaskError, match="special: is neither"):
+        load(folder)
+    (folder / "tests" / "special").unlink()
+    with (folder / "tests" / "huge").open("wb") as huge:
+        huge.truncate(1 << 30)
+    with pytest.raises(TaskError, match="is more than 512 MB"):
+        load(folder)
+
+
+def test_names_with_spaces_and_letters_of_any_script_are_fine(tmp_path: Path) -> None:
+    folder = copied(tmp_path, "greeting").rename(tmp_path / "ein Gruß 你好")
+    (folder / "tests" / "ä b.txt").write_text("x")
+    task = load(folder).task
+    assert task.tests_tree and task.tests_tree.files == 2
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def runner(tmp_path: Path) -> AsyncIterator[Runner]:
+    tmp_path.chmod(0o755)
+    settings = Settings.from_environ({"ROLLCAGE_HOME": str(tmp_path / "home"), "ROLLCAGE_SYSTEM": "host"})
+    async with Store.open(settings.log_path) as store, opened_runner(settings, store, at_once=2) as runner:
+        yield runner
+
+
+async def played(runner: Runner, name: str, agent: str) -> Rollout:
+    file = load(FOLDERS / name)
+    job = Job(task=file.task, model=NO_MODEL, agent=AgentSpec(name=agent), sandbox=file.sandbox)
+    return await runner.wait(await runner.start(job))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "name", ["greeting", "own-paths", "writes-system", "binary-tests", "with-env", "terminal-bench-1"]
+)
+async def test_nothing_earns_0_and_the_solution_1(runner: Runner, name: str) -> None:
+    nothing, solved = await played(runner, name, "nop"), await played(runner, name, "oracle")
+    assert (nothing.reward, nothing.error) == (0, None)
+    assert (solved.reward, solved.error, solved.trust) == (1, None, "shared")
+
+
+@pytest.mark.anyio
+async def test_several_rewards_are_parts_and_never_summed(runner: Runner) -> None:
+    nothing, solved = [await played(runner, "several-rewards", agent) for agent in ("nop", "oracle")]
+    assert (nothing.reward, nothing.reward_parts) == (0.25, {"first": 0, "second": 0.5})
+    assert (solved.reward, solved.reward_parts) == (1, {"first": 1, "second": 1})
+    named = await played(runner, "named-reward", "oracle")
+    assert (named.reward, named.reward_parts) == (1, {"reward": 1, "speed": 40, "size": -3})
+
+
+@pytest.mark.anyio
+async def test_a_verifier_that_writes_nothing_is_an_error_and_no_0(runner: Runner) -> None:
+    rollout = await played(runner, "silent-verifier", "nop")
+    assert rollout.reward is None and rollout.outcome is Outcome.VERIFY_FAILED
+    assert "neither reward.json nor reward.txt" in str(rollout.error)
+
+
+@pytest.mark.anyio
+async def test_an_oracle_that_fails_shows_what_it_printed(runner: Runner) -> None:
+    rollout = await played(runner, "broken-solution", "oracle")
+    assert rollout.reward == 0 and "no such tool: frobnicate" in str(rollout.error)
+    assert "no such tool: frobnicate" in rollout.agent_stderr_tail
