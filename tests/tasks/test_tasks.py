@@ -29,6 +29,8 @@ def complaints(path: Path) -> list[str]:
 
 
 def test_every_field_of_a_task_can_be_given(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "blob").write_bytes(b"\xff\0")
     path = written(
         tmp_path,
         """
@@ -44,6 +46,8 @@ def test_every_field_of_a_task_can_be_given(tmp_path: Path) -> None:
         isolate = true
         reward_from = "reward.txt"
         seal_tests = false
+        paths = "home"
+        verify_env = { A = "b" }
         solution_script = "touch x"
         solution_patch = ""
         verifier = "def verify(before, after): return 1"
@@ -51,6 +55,7 @@ def test_every_field_of_a_task_can_be_given(tmp_path: Path) -> None:
         environment = "fleet:ticket-desk"
         [files]
         "a.txt" = "text"
+        "data" = { from = "data" }
         [tests]
         "t.py" = "pass"
         [limits]
@@ -68,7 +73,7 @@ def test_every_field_of_a_task_can_be_given(tmp_path: Path) -> None:
     )
     task = load_task(path)
     assert load(path).environment == "fleet:ticket-desk"
-    assert set(Task.model_fields) == task.model_fields_set
+    assert set(Task.model_fields) - {"tests_tree", "solution_tree"} == task.model_fields_set  # those come by folders
     assert (task.id, task.workdir, task.verify_in, task.limits.max_turns) == ("t1", "/home/user/project", "fresh", 3)
     assert task.solution[0].tool_calls[0].arguments == {"command": "touch x", "description": "Makes x"}
 

@@ -221,6 +221,8 @@ class _Reader:
         try:
             if not target.is_relative_to(self._folder.resolve()):
                 raise TaskError(f"{name!r} leads out of the task's folder; use a path relative to the task file")
+            if target == self._folder.resolve():
+                raise TaskError(f"{name!r} is a folder that holds the task itself; name one below it")
             return tree_of(target)
         except TaskError as error:
             self.problems.append(f"{where}: {error}")

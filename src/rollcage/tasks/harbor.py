@@ -7,6 +7,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -389,7 +390,7 @@ def _megabytes(text: str | None) -> int | None:
 
 def _yaml(path: Path) -> dict[str, Any]:
     try:
-        import yaml
+        yaml = import_module("yaml")  # it has no types of its own
     except ImportError as error:
         raise TaskError(f"{path}: reading YAML needs PyYAML: pip install 'rollcage[harbor]'") from error
     text = text_of(path, str(path))
