@@ -40,7 +40,7 @@ def image() -> None:
 
 
 @image.command()
-@click.argument("name")
+@click.argument("name", metavar="NAME_OR_TASK_FOLDER")
 @click.option("--setup", multiple=True, metavar="COMMAND", help="Bash, run in the box; may be repeated.")
 @click.option("--apt", "packages", multiple=True, metavar="PACKAGE", help="A Debian package; may be repeated.")
 @click.option("--apt-source", "sources", multiple=True, metavar="LINE", help="Take packages from there: deb http://...")
@@ -59,17 +59,24 @@ def build(name: str, as_json: bool, **options: Any) -> int:
     The same commands on the same base are not run again. pip and npm -g install below home; programs there are found
     by name in every later box of the image.
 
+    The folder of a task in Harbor's format stands for its Dockerfile: buildah, podman or docker builds that, and the
+    image is named by its content. What RUN does is done by that program, with its rights and its network.
+
     \b
     Example:
       rollcage image build pandas --setup 'pip install pandas' --allow-host index.example
+      rollcage image build tasks/fix-the-build
     """
     import anyio
 
+    folder = dockerfile_of(name)
     recipe = _recipe(options)
 
     async def make(boxes: LocalProvider, say: Say) -> Built:
         from rollcage.sandboxes.images.build import LayerBuilder
 
+        if folder:
+            return await build_folder(boxes, folder, say, rebuild=options["rebuild"], timeout_s=options["timeout"])
         return await LayerBuilder(boxes).build(name, recipe, say, rebuild=options["rebuild"])
 
     return anyio.run(_make, make, as_json)
@@ -280,6 +287,27 @@ def _images() -> ImageStore:
 
 def _row(images: ImageStore, image: Image) -> JsonObject:
     return {**image.model_dump(mode="json"), "bytes": images.size(image)}
+
+
+async def build_folder(
+    boxes: LocalProvider, folder: Path, say: Say, *, rebuild: bool = False, timeout_s: float | None = None
+) -> Built:
+    """The image of the Dockerfile in a folder, named by its content."""
+    from rollcage.sandboxes.images.dockerfile import TIMEOUT_S, build_dockerfile
+    from rollcage.tasks.harbor import image_name
+
+    name = image_name(folder)
+    return await build_dockerfile(boxes, name, folder, say, rebuild=rebuild, timeout_s=timeout_s or TIMEOUT_S)
+
+
+def dockerfile_of(name: str) -> Path | None:
+    """The folder that a task's image is built from, where this names a task's folder."""
+    from rollcage.tasks.harbor import is_folder_task
+
+    if not is_folder_task(Path(name)):
+        return None
+    below = Path(name) / "environment"
+    return below if below.is_dir() else Path(name)
 
 
 def _recipe(options: Mapping[str, Any]) -> Recipe:

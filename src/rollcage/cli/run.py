@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 @click.command(epilog=HELP, cls=Derived)
 @click.argument("task", required=False, metavar="[TASK]", type=click.Path())
 @all_of(REQUIRE, JSON)
+@click.option("--build", "build_image", is_flag=True, help="Build the image of a task folder first, if it is missing.")
 @click.option("--follow", is_flag=True, help="With --json: every event as one line, as it happens.")
-def run(task: str | None, as_json: bool, follow: bool, require: float | None, **options: Any) -> int:
+def run(task: str | None, as_json: bool, follow: bool, build_image: bool, require: float | None, **options: Any) -> int:
     """Run one rollout and show it as it happens.
 
     The task comes from a file, from --instruction, or from both: options win over the file, and --setup and --verify
@@ -38,6 +39,7 @@ def run(task: str | None, as_json: bool, follow: bool, require: float | None, **
     Examples:
       rollcage run examples/paginate.toml
       rollcage run TASK.toml --endpoint vllm --require 1
+      rollcage run tasks/fix-the-build --build --agent oracle
       rollcage run -i "Write hello.py" --verify "python3 hello.py" -e openai --json | jq .reward
     """
     if follow and not as_json:
@@ -48,8 +50,20 @@ def run(task: str | None, as_json: bool, follow: bool, require: float | None, **
     from rollcage.cli.request import typed_task
 
     settings, file = environment(), typed_task(task, options)
+    if build_image and task:
+        anyio.run(_build_image, settings, task)
     style: Style = "lines" if follow else "json" if as_json else "view"
     return anyio.run(run_file, settings, file, style, require, backend_options={"use_uvloop": True})
+
+
+async def _build_image(settings: Settings, task: str) -> None:
+    from rollcage.cli.image import build_folder, dockerfile_of
+    from rollcage.wiring import provider, say
+
+    folder = dockerfile_of(task)
+    if folder and (folder / "Dockerfile").is_file():
+        async with provider(settings) as boxes:
+            await build_folder(boxes, folder, say)
 
 
 @click.command(epilog=HELP)

@@ -1,0 +1,117 @@
+"""Makes an image from a Dockerfile, with whichever of buildah, podman and docker is here: we have no builder.
+
+What RUN does is done by that builder, with its rights and its network: build only what you would run yourself.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+from anyio.streams.text import TextReceiveStream
+
+from rollcage.errors import SandboxError, SetupError, UsageError
+from rollcage.sandboxes.images.build import Built, LayeredProvider, Say
+from rollcage.sandboxes.images.catalog import check_name
+from rollcage.sandboxes.images.imports import ImageSource, import_image
+
+TIMEOUT_S = 600.0
+"""How long a build may take unless somebody says otherwise."""
+_SHOWN = 12
+"""Lines of a build that failed."""
+
+
+class Tool(NamedTuple):
+    """A builder: its commands, to which its own path is added in front."""
+
+    name: str
+    build: Sequence[str]
+    """Followed by `-t TAG -f DOCKERFILE CONTEXT`."""
+    save: Callable[[str, str], Sequence[str]]
+    """From a tag and the path of an archive to be written."""
+
+
+TOOLS = (
+    # chroot: in a container, where most of us are, there is no right to do more.
+    Tool("buildah", ("bud", "--isolation", "chroot", "--layers"), lambda tag, to: ("push", tag, f"oci-archive:{to}")),
+    Tool("podman", ("build", "--layers"), lambda tag, to: ("save", "--format", "oci-archive", "-o", to, tag)),
+    Tool("docker", ("build",), lambda tag, to: ("save", "-o", to, tag)),
+)
+
+
+def builder() -> Tool | None:
+    """The first that is installed."""
+    return next((tool for tool in TOOLS if shutil.which(tool.name)), None)
+
+
+async def build_dockerfile(
+    provider: LayeredProvider,
+    name: str,
+    context: Path,
+    say: Say,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    rebuild: bool = False,
+) -> Built:
+    """The image of that name, built from a folder with a Dockerfile unless it is there already.
+
+    SandboxError, with the last lines of the build, where it fails or takes too long; nothing is left behind then.
+    """
+    check_name(name)
+    if not (context / "Dockerfile").is_file():
+        raise UsageError(f"{context}: there is no Dockerfile in it")
+    if provider.images.has(name) and not rebuild:
+        return Built(provider.images.get(name), False)
+    tool = builder()
+    if tool is None:
+        tried = ", ".join(each.name for each in TOOLS)
+        raise SetupError(
+            f"no builder of images is installed (looked for {tried}); install one: apt-get install buildah"
+        )
+    archive = provider.layers.folder.with_name(f".build-{secrets.token_hex(6)}.tar")
+    # A tag of ours: whatever else is called so on this machine stays as it is.
+    tag = f"localhost/rollcage/{name.lower()}"
+    try:
+        with anyio.fail_after(timeout_s):
+            file = str(context / "Dockerfile")
+            say(f"{tool.name} builds {context}")
+            await _run([tool.name, *tool.build, "-t", tag, "-f", file, str(context)], f"{file}: cannot be built", say)
+            await _run([tool.name, *tool.save(tag, str(archive))], f"{tag}: cannot be saved", say)
+        return await import_image(provider, name, ImageSource(path=archive), say, rebuild=rebuild)
+    except TimeoutError:
+        raise SandboxError(f"{context / 'Dockerfile'}: {tool.name} had not built it after {timeout_s:g} s") from None
+    finally:
+        with suppress(OSError):
+            archive.unlink()
+
+
+async def _run(command: Sequence[str], what: str, say: Say) -> None:
+    last: deque[str] = deque(maxlen=_SHOWN)
+    async with await anyio.open_process(
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            rest = ""
+            async for text in TextReceiveStream(process.stdout, errors="replace"):
+                *lines, rest = (rest + text).split("\n")
+                for line in filter(str.strip, lines):
+                    last.append(line)
+                    say(line)
+            code = await process.wait()
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if code:
+        lines = "\n".join([*last, rest]).strip()
+        raise SandboxError(f"{what} ({' '.join(command[:2])} ended with {code}):\n{lines}")

@@ -1,0 +1,105 @@
+"""Images of Dockerfiles: built by a real builder where one is installed, and what is said where that fails."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollcage.errors import SandboxError, SetupError, UsageError
+from rollcage.sandboxes.images import dockerfile
+from rollcage.sandboxes.images.dockerfile import Tool, build_dockerfile, builder
+from rollcage.sandboxes.local.provider import LocalProvider
+
+pytestmark = pytest.mark.anyio
+
+
+def silent(line: str) -> None:
+    pass
+
+
+@pytest.fixture
+def provider(tmp_path: Path) -> Iterator[LocalProvider]:
+    tmp_path.chmod(0o755)
+    boxes = LocalProvider(tmp_path / "state")
+    yield boxes
+    boxes.close()
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Path:
+    (tmp_path / "context").mkdir()
+    (tmp_path / "context" / "Dockerfile").write_text("FROM scratch\nCOPY missing /\n")
+    return tmp_path / "context"
+
+
+def pretending(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    tool = Tool("sh", ("-c", script), lambda tag, to: ("-c", f": > {to}"))
+    monkeypatch.setattr(dockerfile, "TOOLS", (tool,))
+
+
+async def test_a_build_that_fails_shows_its_last_lines(
+    provider: LocalProvider, context: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretending(monkeypatch, "echo step 1; echo no such package >&2; exit 7")
+    with pytest.raises(SandboxError, match=r"Dockerfile: cannot be built .*ended with 7.*\n(.*\n)*no such package"):
+        await build_dockerfile(provider, "x", context, silent)
+    assert not provider.images.names() and not list(provider.layers.folder.parent.glob(".build-*"))
+
+
+async def test_a_build_that_hangs_is_killed(
+    provider: LocalProvider, context: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pid = tmp_path / "pid"
+    pretending(monkeypatch, f"sleep 1000 & echo $! > {pid}; wait")
+    with pytest.raises(SandboxError, match="had not built it after 3 s"):
+        await build_dockerfile(provider, "x", context, silent, timeout_s=3)
+    state = Path(f"/proc/{pid.read_text().strip()}/stat")
+    assert not state.exists() or state.read_text().split()[2] in "ZX"
+
+
+async def test_what_cannot_begin_is_said(
+    provider: LocalProvider, context: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dockerfile, "TOOLS", (Tool("no-such-builder", (), lambda tag, to: ()),))
+    with pytest.raises(SetupError, match="no-such-builder"):
+        await build_dockerfile(provider, "x", context, silent)
+    with pytest.raises(UsageError, match="no Dockerfile"):
+        await build_dockerfile(provider, "x", context.parent, silent)
+
+
+@pytest.mark.slow
+async def test_a_real_builder_gives_an_image_that_boxes_use(provider: LocalProvider, tmp_path: Path) -> None:
+    tool = builder()
+    if tool is None or tool.name != "buildah":
+        pytest.skip("buildah is not installed")
+    from rollcage.sandboxes.base import sh
+    from rollcage.types import SandboxSpec
+
+    context = tmp_path / "real"
+    context.mkdir()
+    # The machine's own shell and what it needs are the base: no registry is asked.
+    names = "bash sh env true mkdir rm chmod cat find tar id".split()
+    programs = [*(f"/usr/bin/{name}" for name in names), "/bin/sh", "/bin/bash"]
+    libraries = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False).stdout
+    needed = {word for word in libraries.split() if word.startswith("/") and not word.endswith(":")}
+    base = context / "base.tar"
+    subprocess.run(["tar", "-chf", base, "-C", "/", *(path[1:] for path in (*programs, *sorted(needed)))], check=True)
+    (context / "Dockerfile").write_text(
+        "FROM scratch\nADD base.tar /\nENV COLOUR=green\nRUN echo made > /marker\nWORKDIR /app\n"
+    )
+    try:
+        built = await build_dockerfile(provider, "real", context, print, timeout_s=400)
+    finally:
+        subprocess.run(["buildah", "rmi", "localhost/rollcage/real"], check=False, capture_output=True)
+    assert built.new and provider.images.names() == ["real"]
+    spec = SandboxSpec(template="real", writable_system=True)
+    async with provider.open(spec) as box:
+        said = await sh(
+            box,
+            "mkdir -p /app; cd /app; cat /marker; echo $COLOUR; echo own > /marker; cat /marker; pwd; id -u",
+            cwd="/",
+        )
+    assert said.stdout.text.split() == ["made", "green", "own", "/app", "0"]
