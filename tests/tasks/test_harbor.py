@@ -16,6 +16,7 @@ from rollcage.runner import Runner
 from rollcage.settings import Settings
 from rollcage.store import Store
 from rollcage.tasks import load, open_source
+from rollcage.tasks.cheats import cheats_for
 from rollcage.tasks.trees import tree_of
 from rollcage.types import NO_MODEL, AgentSpec, Job, Outcome
 from rollcage.wiring import opened_runner
@@ -174,3 +175,9 @@ async def test_an_oracle_that_fails_shows_what_it_printed(runner: Runner) -> Non
     rollout = await played(runner, "broken-solution", "oracle")
     assert rollout.reward == 0 and "no such tool: frobnicate" in str(rollout.error)
     assert "no such tool: frobnicate" in rollout.agent_stderr_tail
+
+
+def test_cheats_forge_where_such_a_task_has_its_reward_and_its_tests() -> None:
+    scripts = " ".join(cheat.script for cheat in cheats_for(load(FOLDERS / "greeting").task, ["hello.py"]))
+    assert "/logs/verifier/reward.txt" in scripts and "/home/user/logs" not in scripts
+    assert "/home/user/tests" not in scripts

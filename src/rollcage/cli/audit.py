@@ -25,7 +25,7 @@ LEAST_VERIFY_S = 60.0
 
 
 @click.command()
-@click.argument("tasks", nargs=-1, required=True, metavar="TASK.toml...", type=click.Path())
+@click.argument("tasks", nargs=-1, required=True, metavar="TASK...", type=click.Path())
 @click.option(
     "--repeat", "-k", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs of the reference."
 )
@@ -61,9 +61,22 @@ def audit(
     from rollcage.cli.output import environment
     from rollcage.jobs import task_file
 
-    files = [task_file(path, {"sandbox": sandbox}) for path in tasks]
+    paths = [path for name in tasks for path in _paths(name)]
+    files = [task_file(path, {"sandbox": sandbox}) for path in paths]
     options = AuditOptions(repeat, floor, at_once, strict, frozenset(only))
     return anyio.run(_audit, environment(), files, options, as_json, backend_options={"use_uvloop": True})
+
+
+def _paths(name: str) -> list[str]:
+    """The tasks in a folder of them; else what is named itself."""
+    from pathlib import Path
+
+    from rollcage.tasks import open_source
+    from rollcage.tasks.harbor import is_folder_task
+
+    if not Path(name).is_dir() or is_folder_task(Path(name)):
+        return [name]
+    return [task.where for task in open_source(name)]
 
 
 class AuditOptions(NamedTuple):

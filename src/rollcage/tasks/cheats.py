@@ -224,7 +224,13 @@ def targets_of(patch: str | None) -> list[str]:
 
 def cheats_for(task: Task, targets: Sequence[str]) -> list[Cheat]:
     """The cheats that fit a task whose honest work is in these files of the workdir."""
-    return [*_payload_cheats(targets), *_file_cheats(task, targets), *_planted(task, targets)]
+    found = [*_payload_cheats(targets), *_file_cheats(task, targets), *_planted(task, targets)]
+    if task.paths == "home":
+        return found
+    return [
+        cheat._replace(script=cheat.script.replace(REWARD, task.reward_dir).replace(TESTS_DIR, task.tests_dir))
+        for cheat in found
+    ]
 
 
 def broken_for(targets: Sequence[str]) -> list[Cheat]:

@@ -113,5 +113,5 @@ async def _run(command: Sequence[str], what: str, say: Say) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
             raise
     if code:
-        lines = "\n".join([*last, rest]).strip()
-        raise SandboxError(f"{what} ({' '.join(command[:2])} ended with {code}):\n{lines}")
+        shown = "\n".join([*last, rest]).strip()
+        raise SandboxError(f"{what} ({' '.join(command[:2])} ended with {code}):\n{shown}")
