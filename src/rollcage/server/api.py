@@ -34,6 +34,7 @@ from rollcage.server.problems import documented
 from rollcage.server.service import Service
 from rollcage.server.stream import EventStream
 from rollcage.store import Query as StoreQuery
+from rollcage.trajectory import MergeView
 from rollcage.types import Outcome, Stage
 
 ABOUT = """Runs real coding agents in isolated boxes and brings back training-grade rollouts.
@@ -257,6 +258,11 @@ def _reading(service: Service) -> APIRouter:
     async def get_trace(rollout_id: Id, by: By, after: After = 0, limit: Some = 50) -> Trace:
         """The model calls token by token, as trainers need them: ids, logprobs, masks."""
         return await _json(await service.trace(rollout_id, by, after=after, limit=limit))  # type: ignore[return-value]
+
+    @router.get("/merge", responses=REFUSALS)
+    async def get_merge(rollout_id: Id, by: By) -> MergeView:
+        """How its turns join into sequences, what is trained, and where and why a sequence breaks."""
+        return await _json(await service.merge(rollout_id, by))  # type: ignore[return-value]
 
     @router.get("/files", responses=REFUSALS)
     async def get_files(rollout_id: Id, by: By) -> Files:

@@ -15,10 +15,11 @@ from pydantic import Field
 
 from rollcage.endpoints import Scripted, not_offered
 from rollcage.errors import AlreadyStarted, StoreError, UsageError
-from rollcage.events import Ended, Entry, Event, Queued
+from rollcage.events import Ended, Entry, Event, Queued, Rollout
 from rollcage.gateway.live import Delta
 from rollcage.jobs import CallerJob, is_scripted, rebuild_job, to_job
 from rollcage.runner import Owners, Runner, StartOptions, orphans, recover
+from rollcage.runner.groups import TRAINED_KINDS
 from rollcage.runner.live import subscribe
 from rollcage.schema.errors import Stopping
 from rollcage.schema.fingerprint import check_same, fingerprint
@@ -34,6 +35,7 @@ from rollcage.server.reading import LogReader, state_of, still_running, written
 from rollcage.settings import Settings
 from rollcage.store import Query, Store, Summary
 from rollcage.store.retention import file_bytes, size_of
+from rollcage.trajectory import MergeView, merge_view
 from rollcage.types import Endpoint, Job, Value
 from rollcage.wiring import opened_registry
 
@@ -237,6 +239,12 @@ class Service(LogReader):
         rollout = await self._store.rollout(rollout_id)
         result = await anyio.to_thread.run_sync(result_of, rollout)
         return result if result.outcome is not None else still_running(result, wait_s)
+
+    async def merge(self, rollout_id: str, caller: Caller) -> MergeView:
+        """How its turns join so far."""
+        await self.visible(rollout_id, caller)
+        rollout = Rollout.fold(await self._store.read(rollout_id, kinds=TRAINED_KINDS))
+        return await anyio.to_thread.run_sync(merge_view, rollout)
 
     async def written(self, rollout_id: str, caller: Caller, *, wait_s: float) -> AsyncGenerator[bytes, None]:
         """As `finalize`, as JSON in pieces: however long the rollout was, little of it is in memory at a time."""

@@ -3,6 +3,7 @@ import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js"
 import { address, hasKey, locked, request } from "./api.js";
 import { Patch } from "./diff.js";
 import { Fold, Opened } from "./fold.js";
+import { MergeView } from "./merge.js";
 import { RolloutStore } from "./rollout_store.js";
 import { list } from "./route.js";
 import { now } from "./runs_store.js";
@@ -13,6 +14,7 @@ import { Output, TranscriptView } from "./transcript.js";
 const PARTS = [
   ["transcript", "Transcript"],
   ["tokens", "Tokens"],
+  ["merge", "Merge"],
   ["commands", "Commands"],
   ["files", "Files"],
   ["reward", "Reward"],
@@ -217,7 +219,7 @@ function Title({ store }) {
     ${stopping && stopping !== "stopping" && !ended && html`<p class="wrong" role="alert">${stopping}</p>`}`;
 }
 
-const VIEWS = { tokens: TokensView, commands: Commands, files: Files, reward: RewardView };
+const VIEWS = { tokens: TokensView, merge: MergeView, commands: Commands, files: Files, reward: RewardView };
 
 /** Where the tabs are wider than the screen, the one that is shown is in view. */
 function Tabs({ id, here, numbers }) {
