@@ -2,11 +2,12 @@
 
     python bench/gateway.py [--json] [--quick] [--rounds 2] [--tools DIR]
 
-A fast fake engine streams one token with its logprob and five alternatives per chunk; a fast client reads them; each
+A fast fake engine streams what vLLM sends: the prompt's ids, then one token with its id, its logprob and five
+alternatives per chunk, then the count of tokens; so every turn is trainable. A fast client reads them; each
 proxy in turn stands between, on a core of its own where there are two. Rounds are interleaved, and of each proxy's the
 one with the lowest median latency counts, which is the one in which others disturbed it least: compare rows, not
 absolute times. (A disturbed proxy is slower and yet cheaper: chunks pile up and go through several at a time.) The
-engine, the client and the proxy in C come as source (`fakeup.c`, `loadgen.c`, `ctee.c`) in the tools folder.
+client and the proxy in C come as source (`loadgen.c`, `ctee.c`) in the tools folder, the engine (`fakeup.c`) is here.
 
 CPU is that of the proxy's process until it is idle again, so that what it does after the last byte (parsing, storing,
 and syncing the log) is in it. Streams start spread over the length of one answer, as agents do. `lockstep` holds back
@@ -16,6 +17,7 @@ each chunk until the one before has arrived: a service time without idling that 
 from __future__ import annotations
 
 import argparse
+import http.client
 import importlib.util
 import json
 import os
@@ -107,7 +109,7 @@ class Bench:
         cores = sorted(os.sched_getaffinity(0))
         self._own, self._theirs = {cores[-1]}, {cores[0]}
         for name in TOOLS:
-            source = tools / f"{name}.c"
+            source = (HERE if name == "fakeup" else tools) / f"{name}.c"
             if not source.is_file():
                 sys.exit(f"gateway.py: no {source}; say where the C tools are with --tools DIR")
             compiler = shutil.which("cc") or sys.exit("gateway.py: no C compiler `cc` on the path")
@@ -249,6 +251,29 @@ def stall(bench: Bench, proxy: Proxy) -> float:
     return float(json.loads(others.communicate()[0])["lat_max"]) / 1e3
 
 
+def stall_by_event(bench: Bench, proxy: Proxy, megabytes: int = 40) -> float:
+    """By how many ms an event of so many megabytes in one answer delays the others' chunks, at worst."""
+    others = bench.client(proxy, Mode("others", 32, 4), "--ramp", "300", "--warm", "600")
+    time.sleep(1.2)
+    said = f"bench:n=3;rate=0;big={megabytes};"
+    body = {"model": "fake", "stream": True, "messages": [{"role": "user", "content": said}]}
+    line = http.client.HTTPConnection("127.0.0.1", proxy.ports[1], timeout=60)
+    headers = {"Authorization": f"Bearer {proxy.keys[1]}", "Content-Type": "application/json"}
+    line.request("POST", "/v1/chat/completions", json.dumps(body).replace('": ', '":'), headers)
+    received = len(line.getresponse().read())
+    line.close()
+    if received < megabytes << 20:
+        sys.exit(f"gateway.py: the large event did not come through: {received} bytes")
+    return float(json.loads(others.communicate()[0])["lat_max"]) / 1e3
+
+
+def fixed(bench: Bench, proxy: Proxy) -> float:
+    """CPU of one request beside its chunks, in us: requests of one chunk, one after the other on a few connections."""
+    before = proxy.settled_cpu()
+    seen = json.loads(bench.client(proxy, Mode("fixed", 4, 2), "-n", "1", "--rate", "0").communicate()[0])
+    return (proxy.settled_cpu() - before) * 1e6 / max(1, int(seen["requests_ok"]))
+
+
 def measured(bench: Bench, modes: list[Mode], rounds: int) -> tuple[Table, Proxy]:
     """The quietest of the rounds by mode, proxy and quantity; and the gateway, still running."""
     proxies: dict[str, Proxy | None] = {"none": None}
@@ -297,7 +322,7 @@ def summary(found: Table) -> dict[str, float]:
         "cpu_vs_tee_32": ratio(paced, "gateway", "tee"),
         "cpu_vs_published_lockstep": ratio(lock, "published", "gateway"),
         "cpu_vs_tee_lockstep": ratio(lock, "gateway", "tee"),
-        "cpu_vs_c_lockstep": ratio(lock, "gateway", "C tee"),
+        "cpu_vs_c_real": ratio(lock, "gateway", "C tee"),
         "ttft_us_256": many["gateway"]["ttft_p50"] - many["none"]["ttft_p50"],
         "p99_us_256_tee": many["tee"]["lat_p99"] - many["none"]["lat_p99"],
         "p99_us_256_c": many["C tee"]["lat_p99"] - many["none"]["lat_p99"],
@@ -334,7 +359,12 @@ def main() -> None:
     with ExitStack() as stack:
         bench = Bench(stack, arguments.tools)
         found, gateway = measured(bench, modes, 1 if arguments.quick else arguments.rounds)
-        goals = {**summary(found), "stall_ms_10mb": stall(bench, gateway), **memory(bench)}
+        goals = {**summary(found), "stall_ms_10mb": stall(bench, gateway)}
+        goals["stall_ms_event_40mb"] = stall_by_event(bench, gateway)
+        goals["fixed_us_per_request"] = fixed(bench, gateway)
+        tee = bench.proxy("C tee")
+        goals["fixed_us_per_request_c"] = fixed(bench, tee)
+        goals |= memory(bench)
     table(found)
     rounded = {name: round(value, 3) for name, value in goals.items()}
     print("\n" + (json.dumps(rounded) if arguments.json else "\n".join(f"{k:<26} {v}" for k, v in rounded.items())))

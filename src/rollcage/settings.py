@@ -10,7 +10,7 @@ from typing import cast, get_args
 from pydantic import SecretStr
 
 from rollcage.errors import UsageError
-from rollcage.types import System, Value
+from rollcage.types import Proxies, System, Value
 
 KINDS = {"vllm": "VLLM", "openai": "OPENAI", "hf_router": "HF_ROUTER", "local": "ROLLCAGE"}
 """The catalog entries that can be set up by variables, and how the names of those variables begin."""
@@ -82,6 +82,9 @@ class Settings(Value):
     """`NO_COLOR`: no colours, whatever the terminal can do."""
     system: System | None = None
     """`ROLLCAGE_SYSTEM`: what boxes show that name no system, `host` or `base`; not set: `base` once it was made."""
+    proxies: Proxies = Proxies()
+    """`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`, in small letters too: on the way to models. A `.env` sets
+    none: its writer would see what goes by."""
     debug: bool = False
     """`ROLLCAGE_DEBUG`: show where an error came from."""
 
@@ -124,6 +127,7 @@ class Settings(Value):
         `home` takes the place of `ROLLCAGE_HOME`; `root` says whether we are the superuser, whose
         state lives in /var/lib.
         """
+        proxies = _proxies(os.environ if environ is None else environ)
         environ = _beside_file(os.environ) if environ is None else environ
         if home:
             environ = {**environ, "ROLLCAGE_HOME": home}
@@ -142,8 +146,18 @@ class Settings(Value):
             keep_work_mb=_megabytes(environ, "ROLLCAGE_KEEP_WORK_MB", 64, least=0),
             no_color=bool(environ.get("NO_COLOR")),
             system=_system(environ),
+            proxies=proxies,
             debug=environ.get("ROLLCAGE_DEBUG", "").strip().lower() not in ("", "0", "false", "no"),
         )
+
+
+def _proxies(environ: Mapping[str, str]) -> Proxies:
+    def said(name: str) -> str:
+        return (environ.get(name) or environ.get(name.lower()) or "").strip()
+
+    every = said("ALL_PROXY")
+    rules = tuple(rule.strip() for rule in said("NO_PROXY").split(",") if rule.strip())
+    return Proxies(https=said("HTTPS_PROXY") or every, http=said("HTTP_PROXY") or every, none_for=rules)
 
 
 def _beside_file(environ: Mapping[str, str]) -> Mapping[str, str]:

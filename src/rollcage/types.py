@@ -673,6 +673,17 @@ class Sampling(Value):
     """Further fields put into every request as they are."""
 
 
+class Proxies(Value):
+    """Through whom models are reached; empty where directly."""
+
+    https: str = ""
+    """`HTTPS_PROXY`, or `ALL_PROXY`: for models that speak TLS."""
+    http: str = ""
+    """`HTTP_PROXY`, or `ALL_PROXY`: for others."""
+    none_for: tuple[str, ...] = ()
+    """`NO_PROXY`: hosts, domains and all below them, networks, `host:port`, or `*`."""
+
+
 class Endpoint(Value):
     """A model behind an OpenAI-compatible address."""
 

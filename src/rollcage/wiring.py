@@ -111,7 +111,10 @@ async def opened_registry(settings: Settings, *, warm: int = 0) -> AsyncIterator
     # Every box and every model call takes descriptors; the usual soft limit of 1024 is for small programs.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    async with Gateway.open(answer_limit=settings.answer_limit_mb << 20) as gateway, AsyncExitStack() as stack:
+    async with (
+        Gateway.open(answer_limit=settings.answer_limit_mb << 20, proxies=settings.proxies) as gateway,
+        AsyncExitStack() as stack,
+    ):
         boxes = {name: await stack.enter_async_context(make()) for name, make in providers(settings).items()}
         opencode, images = agent(settings), provider(settings).images
         work = WorkStore(settings.work_dir, settings.keep_work_mb << 20)

@@ -200,7 +200,7 @@ async def _endpoint(request: EndpointRequest, settings: Settings) -> Finding:
     started = time.monotonic()
     try:
         with anyio.fail_after(30):
-            async with Gateway.open() as gateway:
+            async with Gateway.open(proxies=settings.proxies) as gateway:
                 await gateway.check(endpoint)
     except TimeoutError:
         problem, remedy = f"{endpoint.base_url} did not answer within 30 s", "see whether its server is up"

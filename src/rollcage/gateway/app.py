@@ -19,7 +19,8 @@ from rollcage.gateway.lease import Lease, Record, one_agent
 from rollcage.gateway.live import Delta
 from rollcage.gateway.pause import WAIT_S, CallGate, Running
 from rollcage.gateway.probe import identify
-from rollcage.types import CallClassifier, Endpoint, Limits
+from rollcage.gateway.proxies import NO_PROXIES
+from rollcage.types import CallClassifier, Endpoint, Limits, Proxies
 
 CHECK_AGE_S = 30.0
 """How long a good answer is believed."""
@@ -31,14 +32,19 @@ class Gateway:
     """Endpoint in, endpoint out: it holds the real keys, and lends each rollout an address and a key of its own."""
 
     def __init__(
-        self, tls: ssl.SSLContext | None = None, *, strip: bool = False, answer_limit: int = ANSWER_LIMIT
+        self,
+        tls: ssl.SSLContext | None = None,
+        *,
+        strip: bool = False,
+        answer_limit: int = ANSWER_LIMIT,
+        proxies: Proxies = NO_PROXIES,
     ) -> None:
         self._strip = strip
         self._leases: dict[str, Lease] = {}
         self._lent: set[Lease] = set()
         self.gate = CallGate()
         """Where calls wait while weights are changed."""
-        self._upstream = Upstream(tls, answer_limit)
+        self._upstream = Upstream(tls, answer_limit, proxies)
         self._known = KnownEngines()
         self._parsing = asyncio.Lock()
         self._probes: dict[tuple[str, str, str], tuple[float, _Probe]] = {}
@@ -46,15 +52,20 @@ class Gateway:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, *, tls: ssl.SSLContext | None = None, strip: bool = False, answer_limit: int = ANSWER_LIMIT
+        cls,
+        *,
+        tls: ssl.SSLContext | None = None,
+        strip: bool = False,
+        answer_limit: int = ANSWER_LIMIT,
+        proxies: Proxies = NO_PROXIES,
     ) -> AsyncIterator[Gateway]:
         """A gateway for as long as the block lasts.
 
         `tls` decides whom to trust; the system's roots by default. `strip` takes out of streams what agents did not
         ask for, for agents that mind; whole answers never show it. `answer_limit`: bytes of one answer of a model,
-        packed and unpacked; a longer one is cut off.
+        packed and unpacked; a longer one is cut off. `proxies`: through whom models are reached.
         """
-        gateway = cls(tls, strip=strip, answer_limit=answer_limit)
+        gateway = cls(tls, strip=strip, answer_limit=answer_limit, proxies=proxies)
         try:
             yield gateway
         finally:

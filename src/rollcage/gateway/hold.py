@@ -64,6 +64,8 @@ class HeldEnd:
         self._watch = ActionWatch()
         self._half: list[bytes] = []
         """An event that has not ended."""
+        self._size, self._tail = 0, b""
+        """How long it is so far, and its last bytes."""
         self._held: list[bytes] = []
         self._events: EventReader | None = None
         self.done = False
@@ -79,25 +81,30 @@ class HeldEnd:
         if self._events is not None:
             self._keep(data)
             return b""
-        if not self._half and data.endswith(b"\n\n") and self._watch.harmless(data):
+        if not self._size and data.endswith(b"\n\n") and self._watch.harmless(data):
             return data
-        tail = self._half[-1][-_LONGEST_GAP + 1 :] if self._half else b""
-        if _GAP.search(tail + data) is None:
-            self._half.append(data)
+        # Looked for where it may be new, and joined only when an event ends: a large one costs no more than its length.
+        near = self._tail + data
+        ends = [self._size - len(self._tail) + gap.end() for gap in _GAP.finditer(near)]
+        self._half.append(data)
+        self._size += len(data)
+        self._tail = near[-_LONGEST_GAP + 1 :]
+        if not ends:
             self._notice_bare_done()
             return b""
-        data, self._half = b"".join((*self._half, data)), []
-        passed = at = 0
-        for gap in _GAP.finditer(data):
-            event = data[at : gap.end()]
-            if any(self._watch.acts(each.data) for each in EventReader().feed(event)):
+        data, self._half = b"".join(self._half), []
+        at = 0
+        for end in ends:
+            event = data[at:end]
+            if not self._watch.harmless(event) and any(
+                self._watch.acts(each.data) for each in EventReader().feed(event)
+            ):
                 self._begin(data[at:])
-                return data[:passed]
-            passed = at = gap.end()
-        if at < len(data):
-            self._half = [data[at:]]
-            self._notice_bare_done()
-        return data[:passed]
+                return data[:at]
+            at = end
+        self._half, self._size, self._tail = [data[at:]], len(data) - at, data[at:][-_LONGEST_GAP + 1 :]
+        self._notice_bare_done()
+        return data[:at]
 
     def end(self) -> bytes:
         """What was kept back."""
@@ -106,7 +113,7 @@ class HeldEnd:
 
     def _notice_bare_done(self) -> None:
         """Some servers leave out the blank line after the last event."""
-        if sum(map(len, self._half)) < 32 and b"".join(self._half).strip() in (b"data: " + DONE, b"data:" + DONE):
+        if 0 < self._size < 32 and b"".join(self._half).strip() in (b"data: " + DONE, b"data:" + DONE):
             half, self._half = b"".join(self._half), []
             self._begin(half)
             self.done = True

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from rollcage.types import Endpoint
+from rollcage.gateway.proxies import NO_PROXIES, ProxyRefused, proxy_to, through
+from rollcage.types import Endpoint, Proxies
 
 CONNECT_TIMEOUT_S = 10.0
 IDLE_S = 60.0
@@ -232,8 +233,10 @@ class ModelConnection(asyncio.Protocol):
 class Upstream:
     """All connections to all models: one pool per origin, as large as it needs to be."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None, answer_limit: int = ANSWER_LIMIT) -> None:
-        self._tls = tls
+    def __init__(
+        self, tls: ssl.SSLContext | None = None, answer_limit: int = ANSWER_LIMIT, proxies: Proxies = NO_PROXIES
+    ) -> None:
+        self._tls, self._proxies = tls, proxies
         self.answer_limit = answer_limit
         """Bytes of one answer; a longer one is cut off."""
         self._idle: dict[tuple[bool, str, int], deque[ModelConnection]] = {}
@@ -248,6 +251,10 @@ class Upstream:
 
     async def open(self, target: Target, head: bytes, body: bytes) -> ModelConnection:
         """Send a request, and return with the head of its answer. The caller must `release` the connection."""
+        if not target.secure and proxy_to(self._proxies, target.origin):
+            # A proxy for plain HTTP wants to know the whole address; one for TLS is asked for a tunnel.
+            host = f"[{target.host}]" if ":" in target.host else target.host
+            head = head.replace(b" /", f" http://{host}:{target.port}/".encode(), 1)
         while True:
             connection = self._take(target.origin) or await self._connect(target)
             sent_at = asyncio.get_running_loop().time()
@@ -308,11 +315,17 @@ class Upstream:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                if proxy := proxy_to(self._proxies, target.origin):
+                    return await through(
+                        proxy, target.origin, ModelConnection(self, target.origin), self._context(target)
+                    )
                 _, connection = await loop.create_connection(
                     lambda: ModelConnection(self, target.origin), target.host, target.port, ssl=self._context(target)
                 )
         except TimeoutError as error:
             raise UpstreamError(f"no connection within {CONNECT_TIMEOUT_S:.0f} s") from error
+        except ProxyRefused as error:
+            raise UpstreamError(str(error)) from error
         except (OSError, ssl.SSLError, UnicodeError) as error:
             raise UpstreamError(_in_words(error)) from error
         return connection

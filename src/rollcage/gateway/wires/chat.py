@@ -154,18 +154,25 @@ class UsageFilter:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []
+        """Pieces of an event that has not ended."""
+        self._tail = b""
+        """Their last bytes, in which a gap may have begun."""
 
     def feed(self, data: bytes) -> bytes:
         """The events that are complete with this portion, without the ones that only count."""
         if data.find(b"\n") == len(data) - 2 and data.endswith(b"\n\n") and b'"choices":[{' in data and not self._rest:
             return data  # one event with a choice, as nearly all are
-        data = self._rest + data
-        end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
-        if end < 4:
-            self._rest = data
+        # Joined only when an event ends: one of many megabytes costs no more than its length.
+        near = self._tail + data
+        end = max((at + len(gap) for gap in (b"\n\n", b"\r\n\r\n") if (at := near.rfind(gap)) >= 0), default=0)
+        if not end:
+            self._rest.append(data)
+            self._tail = near[-3:]
             return b""
-        whole, self._rest = data[:end], data[end:]
+        at = end - len(self._tail)
+        whole, rest = b"".join((*self._rest, data[:at])), data[at:]
+        self._rest, self._tail = ([rest] if rest else []), rest[-3:]
         if not _may_count(whole):
             return whole
         gap = b"\r\n\r\n" if b"\r\n\r\n" in whole else b"\n\n"
@@ -173,7 +180,7 @@ class UsageFilter:
 
     def end(self) -> bytes:
         """What is left when the stream is over."""
-        rest, self._rest = self._rest, b""
+        rest, self._rest, self._tail = b"".join(self._rest), [], b""
         return b"" if _only_counts(rest) else rest
 
 
