@@ -21,6 +21,7 @@ from rollcage.sandboxes import seccomp
 from rollcage.sandboxes.base import run, sh
 from rollcage.sandboxes.inside.system import HOST_FILES
 from rollcage.sandboxes.local.box import PENDING_SIGNALS, LocalBox
+from rollcage.sandboxes.local.inside.rootfs import MOST_TERMINALS
 from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.types import SandboxSpec
 from support.boxes import ROOT, a_box, living, python
@@ -360,6 +361,27 @@ input()
             assert 100 <= count <= PENDING_SIGNALS + 2
             async with other.spawn(["python3", "-c", flood]) as elsewhere:
                 assert int(await elsewhere.stdout.receive()) > PENDING_SIGNALS // 2
+
+
+async def test_one_box_cannot_take_all_terminals_of_the_machine(tmp_path: Path) -> None:
+    take = """
+import os, sys
+count = 0
+try:
+    while count < 4000:
+        os.open("/dev/ptmx", os.O_RDWR)
+        count += 1
+except OSError:
+    pass
+print(count, flush=True)
+sys.stdin.read()
+"""
+    async with a_box(tmp_path) as one, one.spawn(["python3", "-c", take]) as first:
+        assert int(await first.stdout.receive()) == MOST_TERMINALS
+        async with one.spawn(["python3", "-c", take]) as second, a_box(tmp_path) as other:
+            assert int(await second.stdout.receive()) == 0, "it is the box's bound, not each command's"
+            talk = "import pty; pty.spawn(['sh', '-c', 'tty; test -t 0'])"
+            assert (await python(other, talk)).stdout.text.strip() == "/dev/pts/0"
 
 
 async def test_a_command_that_attacks_its_first_process_harms_itself_only(tmp_path: Path) -> None:

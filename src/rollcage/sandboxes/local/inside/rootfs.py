@@ -15,6 +15,10 @@ FRAME = "/tmp"  # noqa: S108 (every host has it; ours is mounted over it in a mo
 ROOT = "/root"
 """What commands see as /; beside it in the frame, out of their sight: layers, disk, and the host's /proc and /dev."""
 
+PTS, JUDGED_PTS = "/pts", "/judged-pts"
+"""Terminals of the box, and of the judged in it."""
+MOST_TERMINALS = 128
+"""In one box. A machine has 3,072 for all that is not its own: without a bound one box could take them."""
 _SHARE = 8
 """A box may use this part of what all boxes of one host user share."""
 
@@ -82,6 +86,10 @@ def build(layers: Sequence[str], disk: Disk, system: System) -> list[int]:
     for name in ("proc", "dev"):
         os.mkdir(f"{FRAME}/{name}")
         _bind(f"/{name}", f"{FRAME}/{name}")
+    for place in (PTS, JUDGED_PTS):
+        os.mkdir(FRAME + place)
+        options = f"newinstance,ptmxmode=0666,mode=0620,max={MOST_TERMINALS}"
+        kernel.mount("devpts", FRAME + place, "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
     _bring("layers", layers)
     if disk.folder:
         os.mkdir(f"{FRAME}/disk")

@@ -11,7 +11,7 @@ from rollcage.sandboxes.inside.processes import reset_signals, set_limits
 from rollcage.sandboxes.inside.requests import NoFolder
 from rollcage.sandboxes.inside.system import HOST_FILES
 from rollcage.sandboxes.local.inside.judged import JUDGED, cover_with_scratch, forget_afterwards
-from rollcage.sandboxes.local.inside.rootfs import ROOT
+from rollcage.sandboxes.local.inside.rootfs import JUDGED_PTS, PTS, ROOT
 
 
 def become(
@@ -43,7 +43,7 @@ def become(
     set_limits(limits)
     filter_program = bytes.fromhex(str(request["seccomp"]))
     options += ["--seccomp", str(_memory(filter_program)), "--block-fd", str(_inheritable(block))]
-    options += ["--json-status-fd", str(_inheritable(status)), "--bind", root, "/", *_mounts(int(str(request["shm"])))]
+    options += ["--json-status-fd", str(_inheritable(status)), "--bind", root, "/", *_mounts(int(str(request["shm"])), bool(request["judged"]))]
     options += ["--chdir", cwd]
     listed = _memory(b"".join(os.fsencode(option) + b"\0" for option in options))
     for number, fd in enumerate((stdin, stdout, stderr)):
@@ -63,15 +63,16 @@ def _be_killed_first() -> None:
         file.write("1000")
 
 
-def _mounts(shm: int) -> list[str]:
+def _mounts(shm: int, judged: bool) -> list[str]:
     # Only where the box's own read-only root has the folder, never below the home directory: there, a symlink of the
     # agent's would lead bubblewrap before 0.12 out of the box.
     shared = ["--size", str(shm), "--perms", "1777", "--tmpfs", "/dev/shm"]  # noqa: S108
+    terminals = ["--dev-bind", JUDGED_PTS if judged else PTS, "/dev/pts"]
     # Whoever can write to the memory of a namespace's first process decides how its command seems to have ended.
     sealed = ["--ro-bind", "/dev/null", "/proc/1/mem", "--ro-bind", "/dev/null", "/proc/1/task/1/mem"]
     # Without a name space of their own: as long as they can be read, they are the host's.
     masked = [word for name in HOST_FILES if os.access(name, os.R_OK) for word in ("--ro-bind", "/dev/null", name)]
-    return ["--proc", "/proc", *sealed, *masked, "--dev", "/dev", *shared, "--remount-ro", "/dev"]
+    return ["--proc", "/proc", *sealed, *masked, "--dev", "/dev", *terminals, *shared, "--remount-ro", "/dev"]
 
 
 def _memory(data: bytes) -> int:
