@@ -534,7 +534,7 @@ class Task(Value):
     restore: tuple[str, ...] | None = None
     """Paths in the workdir or `keep` (relative: to the workdir) that are put back as setup left them before anything is
     judged; what setup had not made there is removed. None: those parts of a `.git` of setup's that make git run
-    programs (`config`, `hooks`, `info`, ...)."""
+    programs (`config`, `hooks`, `info`, ...), and files of setup's that are tests by their names."""
     isolate: bool = False
     """The verifier does not see the workdir: what it wants of the agent's work it asks for through the launcher
     `untrusted`. No code under test can then run in the verifier's reach, and the reward's trust is `isolated`."""

@@ -72,7 +72,9 @@ BY_SCRIPT = Task(instruction="x", test_script="a")
         (BY_COMMANDS, (0, 0), {}, 1, ()),
         (BY_COMMANDS, (1, 0), {}, 0.5, ()),
         (BY_COMMANDS, (0, 0), {TEXT: b"-1"}, -1, ()),
-        (BY_SCRIPT, (1,), {TEXT: b"3"}, 3, ()),
+        (BY_SCRIPT, (0,), {TEXT: b"3"}, 3, ()),
+        (BY_SCRIPT, (1,), {TEXT: b"0"}, 0, ()),
+        (BY_SCRIPT.model_copy(update={"reward_from": TEXT}), (1,), {TEXT: b"3"}, 3, ()),
         (BY_SCRIPT, (0,), {TEXT: b"0.5", PARTS: b"junk"}, 0.5, (PARTS,)),
         # Spoiled to be spared a zero: it stays one.
         (BY_COMMANDS, (1, 1), {TEXT: b"junk"}, 0, (TEXT,)),
@@ -102,6 +104,7 @@ def test_a_number_counts_where_nothing_else_says_less(
         (BY_COMMANDS, (0, 0), {TEXT: b"1.5"}),
         (BY_COMMANDS, (0, 0), {TEXT: b"1", PARTS: b'{"tests": 0}'}),
         (BY_SCRIPT, (0,), {TEXT: b"1", PARTS: b'{"reward": 0}'}),
+        (BY_SCRIPT, (1,), {TEXT: b"1"}),
     ],
 )
 def test_a_number_that_cannot_be_told_from_a_forged_one_is_none(

@@ -110,6 +110,9 @@ async def test_what_cannot_be_judged_again_is_refused_with_the_reason(runner: Ru
 async def test_the_agent_of_re_verification_cannot_be_asked_for(runner: Runner) -> None:
     with pytest.raises(UsageError, match="reverify"):
         await runner.start(Job(task=WORK, model=NO_MODEL, agent=AgentSpec(name="stored-work")))
+    with pytest.raises(UsageError, match="known: ") as unknown:
+        await runner.start(Job(task=WORK, model=NO_MODEL, agent=AgentSpec(name="nobody")))
+    assert "stored-work" not in str(unknown.value) and "shell" in str(unknown.value)
 
 
 async def test_the_log_of_the_record_names_what_it_judges(runner: Runner, store: Store) -> None:

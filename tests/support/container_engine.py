@@ -68,7 +68,8 @@ def podman(folder: Path, runtime: str) -> Iterator[str]:
     with (folder / "log").open("wb") as log:
         # The signal is for the case that we are killed.
         argv = ["setpriv", "--pdeathsig", "TERM", "podman", *options, "system", "service", "--time=0", address]
-        service = subprocess.Popen(argv, stdout=log, stderr=log)
+        # Its helpers leave files (`oom`) in the folder that it was started in.
+        service = subprocess.Popen(argv, stdout=log, stderr=log, cwd=folder)
     try:
         deadline = time.monotonic() + 120
         while not answers(address):

@@ -26,7 +26,7 @@ class Verdict(NamedTuple):
         return self.reward.total if self.reward else None
 
 
-async def judged(provider: Provider, task: Task, spec: SandboxSpec | None = None) -> Verdict:
+async def judged(provider: Provider, task: Task, spec: SandboxSpec | None = None, *, seconds: float = 60) -> Verdict:
     """Run a task whose instruction is the agent's shell script."""
     job = Job(task=task, model=Endpoint(base_url="http://nowhere", model="none"), sandbox=spec or SandboxSpec())
     log: list[Event] = []
@@ -42,7 +42,7 @@ async def judged(provider: Provider, task: Task, spec: SandboxSpec | None = None
         async with snapshot_for_verify(job, box, ()) as snapshot:
             await sh(box, task.instruction, cwd=task.workdir)
             try:
-                reward = await verify(job, box, provider, noted, seconds=60, snapshot=snapshot)
+                reward = await verify(job, box, provider, noted, seconds=seconds, snapshot=snapshot)
             except ScoringError as raised:
                 error = raised
     commands = tuple(e.result for e in log if isinstance(e, CommandEnded) and e.stage is Stage.VERIFY)

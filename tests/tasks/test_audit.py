@@ -99,7 +99,7 @@ LOOP = "cd tests && for file in *.sh; do bash $file || exit 1; done"
         ("always_true", {"verify": ["./given something"], "solution_script": EXIT}),
         ("early_exit", {"verify": ["./given something"], "solution_script": EXIT}),
         ("build_files", {"verify": ["make -s test"], "files": FILES}),
-        ("changed_visible_tests", {"verify": [LOOP], "files": FILES}),
+        ("changed_visible_tests", {"verify": [LOOP], "files": FILES, "restore": []}),
         ("reward_daemon", {"test_script": "python3 calc.py; sleep 0.3; [ -s $REWARD_FILE ] || echo 0 > $REWARD_FILE"}),
         ("forged_reward", {"test_script": "python3 calc.py; [ -s $REWARD_FILE ] || echo 0 > $REWARD_FILE"}),
         ("fake_output", {"verify": ["python3 calc.py | grep -q '1 passed'"]}),

@@ -24,6 +24,8 @@ class StoredWork(Nop):
     """The agent `stored-work`: its configuration names an archive, and what is removed to make room for it."""
 
     name = "stored-work"
+    internal = True
+    """Nobody asks for it by name: it is not listed."""
 
     def __init__(self, archive: Callable[[str], AsyncGenerator[bytes, None]]) -> None:
         """`archive`: its bytes, by its name."""

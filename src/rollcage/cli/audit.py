@@ -143,7 +143,7 @@ async def audited(
     import anyio
 
     from rollcage.agents.oracle import has_solution
-    from rollcage.tasks.audit import AuditReport, findings_of, first_probes, hostile_probes
+    from rollcage.tasks.audit import AuditReport, findings_of, first_probes, hostile_probes, proxied_fits
     from rollcage.tasks.cheats import targets_of
 
     probed: list[Probed] = []
@@ -177,6 +177,7 @@ async def audited(
         task_id=file.task.id,
         path=str(file.path),
         trust=best.trust,
+        proxied_fits=proxied_fits(probed),
         probes=tuple(probed),
         findings=tuple(findings_of(probed, floor=options.floor)),
     )
@@ -191,10 +192,13 @@ def _quicker(file: TaskFile, seconds: float) -> TaskFile:
 
 
 def _job(file: TaskFile, probe: Probe) -> Job:
+    from rollcage.tasks.audit import task_proxied
     from rollcage.types import NO_MODEL, AgentSpec, Job
 
-    agent = {"nothing": "nop", "reference": "oracle"}.get(probe.kind, "shell")
+    agent = {"nothing": "nop", "reference": "oracle", "proxied": "oracle"}.get(probe.kind, "shell")
     task = file.task if agent != "shell" else file.task.model_copy(update={"instruction": probe.script})
+    if probe.kind == "proxied":
+        task = task_proxied(task)
     return Job(
         task=task,
         model=NO_MODEL,
@@ -250,6 +254,9 @@ def show(console: Screen, report: AuditReport) -> None:
     head = Text.assemble((one_line(report.task_id or report.path, 80), "bold"), "  ", verdict)
     head.append(f"  trust: {report.trust or 'none'}", style="dim")
     lines: list[RenderableType] = [head, Padding(table, (0, 0, 0, 2), expand=False)]
+    if report.proxied_fits is not None:
+        fits = 'fit these tests: say `isolation = "proxied"`' if report.proxied_fits else "do not fit these tests"
+        lines.append(Text(f"  proxied checks {fits}", style="dim"))
     for finding in report.findings:
         style = "red" if finding.level == "problem" else "yellow"
         words = Text.assemble((f"{finding.kind}: ", style), one_line(finding.what, 600))

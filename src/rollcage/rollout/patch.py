@@ -20,6 +20,10 @@ MAX_MEGABYTES = 128
 MAX_PATCH_BYTES = 1 << 20
 TIMEOUT_S = 30.0
 
+TESTS = r"(^|/)(tests?|__tests__|specs?)/|(^|/)(test_[^/]*|conftest\.py)$|([._](test|spec)|_test)\.[a-z]+$"
+"""Files that are tests, by their paths."""
+MAX_TESTS = 1000
+
 _ENVIRONMENT = {
     "PATH": PATH,
     "GIT_DIR": BEFORE,
@@ -43,6 +47,8 @@ export GIT_WORK_TREE="$1"
 git add --all --force --ignore-errors -- . {_PATHS} 2>/dev/null
 git ls-files --stage -z | sed -zn 's/^160000 [^\t]*\t//p' | git update-index -z --force-remove --stdin &&
   git write-tree >"$GIT_DIR/before" || {{ rm -rf -- "$GIT_DIR"; exit 6; }}
+git ls-files -z | grep -zE '{TESTS}' | head -z -n {MAX_TESTS}
+exit 0
 """
 
 # New files are only named in the index, not stored: there may be no room left for a second copy of them. The index is
@@ -65,13 +71,26 @@ class Patch(NamedTuple):
     truncated: bool
     """It was longer than we keep; the text is cut at a whole line."""
 
+    @property
+    def changed(self) -> frozenset[str] | None:
+        """The files that it is about; None where it does not name all of them as they are called."""
+        heads = [line for line in self.text.splitlines() if line.startswith("diff --git ")]
+        if self.truncated or any('"' in line for line in heads):
+            return None
+        return frozenset(line.rpartition(" b/")[2] for line in heads)
 
-async def snapshot_workdir(box: Sandbox, workdir: str) -> bool:
-    """Remember the workdir as it is; false where it is too large for that, or the box has no git."""
+
+async def snapshot_workdir(box: Sandbox, workdir: str) -> tuple[str, ...] | None:
+    """Remember the workdir as it is, and say which files in it are tests; None where it is too large for that, or the
+    box has no git."""
+    script = _shell(_REMEMBER, workdir)
     ran = await run(
-        box, _shell(_REMEMBER, workdir), env=_ENVIRONMENT, inherit_image_env=False, cwd="/", timeout_s=TIMEOUT_S
+        box, script, env=_ENVIRONMENT, inherit_image_env=False, cwd="/", timeout_s=TIMEOUT_S, limit=MAX_PATCH_BYTES
     )
-    return ran.code == 0
+    if ran.code:
+        return None
+    names = ran.stdout.data.decode("utf-8", "surrogateescape").split("\0")[:-1]
+    return () if ran.stdout.truncated else tuple(f"{workdir}/{name}" for name in names)
 
 
 async def patch_of(box: Sandbox, workdir: str, *, timeout_s: float = TIMEOUT_S) -> Patch | None:

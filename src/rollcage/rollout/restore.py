@@ -39,10 +39,13 @@ done
 """
 
 
-def restored_paths(task: Task) -> tuple[str, ...]:
-    """What is put back: what the task names, else the parts of a `.git` that make git run programs."""
+def restored_paths(task: Task, tests: Sequence[str] = ()) -> tuple[str, ...]:
+    """What is put back: what the task names, else the parts of a `.git` that make git run programs, and the tests.
+
+    `tests`: files of setup's that are tests.
+    """
     if task.restore is None:
-        return tuple(f"{task.workdir}/.git/{name}" for name in GIT)
+        return (*(f"{task.workdir}/.git/{name}" for name in GIT), *tests)
     return tuple(resolve_box_path(path, task.workdir, top=task.top) for path in task.restore)
 
 
@@ -65,9 +68,8 @@ class Saved(NamedTuple):
 
 
 @asynccontextmanager
-async def saved_for_later(box: Sandbox, task: Task, limit: int) -> AsyncIterator[Saved]:
-    """Pack what the task wants to be put back; `limit`: in bytes."""
-    paths = restored_paths(task)
+async def saved_for_later(box: Sandbox, paths: Sequence[str], limit: int) -> AsyncIterator[Saved]:
+    """Pack what is to be put back; `limit`: in bytes."""
     if not paths:
         yield Saved()
         return

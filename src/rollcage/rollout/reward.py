@@ -51,8 +51,11 @@ def decided(
         return harbor_reward(left), ()
     if task.isolate or task.reward_from:
         return _stated(task, granted, left)
-    # A script is there to write a number, whatever commands beside it say.
-    reward, ignored = _agreed(None if task.test_script else granted, left)
+    if not task.test_script:
+        return _agreed(granted, left)
+    # A script is there to write a number, whatever commands beside it say; one that broke has vouched for none.
+    broke = Reward(total=0) if left and results[-1].exit_code else None
+    reward, ignored = _agreed(broke, left)
     return reward or granted, ignored
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ import anyio
 from rollcage.errors import VerifierHung
 from rollcage.events import BoxOpened, Event, FilesCollected, Suspicion, WorkStored
 from rollcage.rollout.judge import judge
-from rollcage.rollout.patch import BEFORE, TIMEOUT_S, patch_of, snapshot_workdir
+from rollcage.rollout.patch import BEFORE, TESTS, TIMEOUT_S, patch_of, snapshot_workdir
 from rollcage.rollout.restore import Saved, restored_paths, saved_for_later
 from rollcage.rollout.setup import Trees
 from rollcage.rollout.work import TIMEOUT_S as WORK_TIMEOUT_S
@@ -41,6 +42,13 @@ DECIDERS = frozenset(
 )
 """Names that test runners and interpreters pick up by themselves: an agent that adds one is suspected."""
 
+_REACHING = re.compile(
+    r"\b(os\._exit|process\.exit|SkipTest|getppid|prlimit|setrlimit|settrace|_getframe|ptrace|__eq__|REWARD_FILE|TESTS_DIR)\b"
+    r"|reward\.(txt|json)|/proc/|home/user/tests|logs/verifier|node:assert|(import|from) (unittest|_?pytest)"
+)
+"""What code under test speaks of that means to reach its judge; rarely, honest code does."""
+_TESTS = re.compile(TESTS)
+
 # Whatever lies where the verifier will look is removed, links themselves and not what they point at.
 _CLEAR = """
 for path in {logs} {tests}; do
@@ -52,6 +60,22 @@ for path in {reward} {tests}; do
   [ ! -d "$path" ] || [ -L "$path" ] || chmod -R u+rwx -- "$path"
   rm -rf -- "$path" && mkdir -p -- "$path" || exit 1
 done
+cd -- "$1" || exit 1
+# Links of the agent's to where tests and rewards will lie: nobody honest needs them.
+mapfile -d '' -t links < <(find . -type l -print0)
+if [ ${{#links[@]}} -gt 0 ]; then
+  mapfile -d '' -t ends < <(printf '%s\\0' "${{links[@]}}" | xargs -0 readlink -mz --)
+  for i in "${{!links[@]}}"; do
+    case "${{ends[i]}}/" in {tests}/* | {logs}/*) rm -f -- "${{links[i]}}" ;; esac
+  done
+fi
+# Files that git was told to pass over are looked at again.
+if [ -f .git/index ] && [ "$(git config --get core.sparseCheckout)" != true ]; then
+  for flag in assume-unchanged skip-worktree; do
+    git -c core.fsmonitor=false ls-files -v -z | sed -zn 's/^[a-zS] //p' |
+      git -c core.fsmonitor=false -c core.hooksPath=/dev/null update-index -z --no-$flag --stdin
+  done
+fi >/dev/null 2>&1
 """
 
 
@@ -62,6 +86,8 @@ class Snapshot(NamedTuple):
     """What it starts from."""
     saved: Saved = Saved()
     """What of the workdir is put back there."""
+    tests: tuple[str, ...] = ()
+    """Files of setup's in the workdir that are tests."""
 
 
 NOTHING = Snapshot()
@@ -78,13 +104,13 @@ async def snapshot_for_verify(job: Job, box: Sandbox, own: Sequence[str]) -> Asy
         yield Snapshot()
         return
     task = job.task
-    patchable = await snapshot_workdir(box, task.workdir)
+    tests = await snapshot_workdir(box, task.workdir)
     async with AsyncExitStack() as stack:
         archive: HomeArchive | None = None
         saved = Saved()
         limit = (2 * job.sandbox.disk_mb) << 20  # what the box's image brings is on no disk of its own
         if task.verify_in == "fresh":
-            if patchable:
+            if tests is not None:
                 archive = await stack.enter_async_context(archived_home(box, only=(BEFORE,), limit=limit))
         elif isinstance(box, Rewindable):
             await box.checkpoint()
@@ -93,8 +119,8 @@ async def snapshot_for_verify(job: Job, box: Sandbox, own: Sequence[str]) -> Asy
             without = [task.workdir, *task.keep, *(path for path in own if not BEFORE.startswith(f"{path}/"))]
             archive = await stack.enter_async_context(archived_home(box, without=without, limit=limit))
         if task.verify_in == "fresh" or not isinstance(box, Rewindable):
-            saved = await stack.enter_async_context(saved_for_later(box, task, limit))
-        yield Snapshot(archive, saved)
+            saved = await stack.enter_async_context(saved_for_later(box, restored_paths(task, tests or ()), limit))
+        yield Snapshot(archive, saved, tests or ())
 
 
 async def verify(
@@ -121,20 +147,22 @@ async def verify(
     try:
         with anyio.fail_after(seconds + GRACE_S):
             if job.task.verify_in == "box" and isinstance(box, Rewindable):
-                await _rewind(job.task, box, log, own)
+                await _rewind(job.task, box, log, own, snapshot.tests)
                 place: AbstractAsyncContextManager[Sandbox] = nullcontext(box)
             else:
                 # What the agent made must not use up the verifier's time; removing half a copy takes as long again.
                 share = seconds / 3 / (1 + len(job.task.keep))
                 place = _second_box(job, partial(copy_path, box, timeout_s=min(COPY_S, share)), provider, log, snapshot)
             async with place as clean:
-                await _take_stock(job.task, clean, log, keeper, seconds / 4)
+                await _take_stock(job.task, clean, log, keeper, seconds / 4, snapshot.tests)
                 return await judge(job, clean, log, deadline, trees)
     except TimeoutError:
         raise VerifierHung(f"verification had not ended after {seconds:g} s", blame="agent") from None
 
 
-async def _take_stock(task: Task, box: Sandbox, log: Log, keeper: WorkKeeper | None, seconds: float) -> None:
+async def _take_stock(
+    task: Task, box: Sandbox, log: Log, keeper: WorkKeeper | None, seconds: float, tests: Sequence[str]
+) -> None:
     """Log what the agent left, and store it: as it is before anything judges it.
 
     The agent's files decide how long that takes; the verifier must have time left whatever they are.
@@ -163,14 +191,18 @@ async def _take_stock(task: Task, box: Sandbox, log: Log, keeper: WorkKeeper | N
             patch_truncated=bool(patch and patch.truncated),
         )
     )
-    await _notice_deciders(task, collected, log)
+    await _notice_deciders(task, collected, log, tests, patch.changed if patch else None)
+    if not task.isolate and patch:
+        await _notice_reach(patch.text, log)
     for stored in work:
         await log(stored)
 
 
-async def _rewind(task: Task, box: Rewindable, log: Log, own: Sequence[str]) -> None:
+async def _rewind(task: Task, box: Rewindable, log: Log, own: Sequence[str], tests: Sequence[str]) -> None:
     changed = [
-        path for path in await box.rewind((task.workdir, *task.keep), restored_paths(task)) if not _within(path, own)
+        path
+        for path in await box.rewind((task.workdir, *task.keep), restored_paths(task, tests))
+        if not _within(path, own)
     ]
     if changed:
         what = "changed outside the workdir; verification does not see it"
@@ -209,14 +241,17 @@ def _within(path: str, folders: Sequence[str]) -> bool:
     return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)
 
 
-async def _notice_deciders(task: Task, left: Collected, log: Log) -> None:
+async def _notice_deciders(
+    task: Task, left: Collected, log: Log, tests: Sequence[str], changed: frozenset[str] | None
+) -> None:
     staged = {resolve_box_path(path, task.workdir, top=task.top): text for path, text in task.files.items()}
     # Restored already: what is left of it is not the agent's.
-    given = restored_paths(task)
+    given = restored_paths(task, tests)
     planted = tuple(
         path
         for path in sorted(left.listed)
         if _decides(path)
+        and (changed is None or path in changed)
         and not _untouched(path, left, staged, task.workdir)
         and not _within(f"{task.workdir}/{path}", given)
     )
@@ -226,6 +261,28 @@ async def _notice_deciders(task: Task, left: Collected, log: Log) -> None:
     if left.unlisted:
         what = "the workdir has more files than can be listed; what test runners read among them is not known"
         await log(Suspicion(code="too_many_files", what=what, paths=(task.workdir,)))
+
+
+async def _notice_reach(patch: str, log: Log) -> None:
+    """What was added that speaks of the judge's own things, and links that lead out of the workdir."""
+    reaching: dict[str, None] = {}
+    leading: dict[str, None] = {}
+    path, link = "", False
+    for line in patch.splitlines():
+        if line.startswith("diff --git "):
+            path, link = line.rpartition(" b/")[2], False
+        elif line.startswith(("new file mode 120000", "index ")) and line.endswith("120000"):
+            link = True
+        elif line.startswith("+") and not line.startswith("+++"):
+            if link and line.startswith(("+/", "+../")):
+                leading[path] = None
+            elif not link and _REACHING.search(line) and not _TESTS.search(path):
+                reaching[path] = None
+    if reaching:
+        what = "speaks of what is the verifier's, or ends the process that it is tested in"
+        await log(Suspicion(code="reaches_for_judge", what=what, paths=tuple(reaching)))
+    if leading:
+        await log(Suspicion(code="link_outside", what="a link that leads out of the workdir", paths=tuple(leading)))
 
 
 def _untouched(path: str, left: Collected, staged: Mapping[str, str], workdir: str) -> bool:

@@ -101,7 +101,12 @@ def _check_no_box(job: Job) -> None:
             )
 
 
+def public_names(known: Mapping[str, object]) -> list[str]:
+    """The names of those that callers ask for; what is `internal` is used by commands of ours."""
+    return sorted(name for name, part in known.items() if not getattr(part, "internal", False))
+
+
 def _named(what: str, name: str, known: Mapping[str, T]) -> T:
     if name not in known:
-        raise UsageError(f"no {name!r} here", argument=what, remedy=f"known: {', '.join(sorted(known))}")
+        raise UsageError(f"no {name!r} here", argument=what, remedy=f"known: {', '.join(public_names(known))}")
     return known[name]

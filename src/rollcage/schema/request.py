@@ -73,7 +73,7 @@ class RolloutRequest(EndpointArguments, _Instruction):
     """Further paths below the home directory that verification sees as the agent left them."""
     restore: Annotated[tuple[str, ...] | None, Option(metavar="PATH")] = None
     """Paths in the workdir that are put back as setup left them before anything is judged; not given: those parts of
-    its `.git` that make git run programs."""
+    its `.git` that make git run programs, and files that are tests by their names."""
     isolate: Annotated[bool, Option()] = False
     """The verifier does not see the workdir: it asks for the agent's work through the launcher `untrusted`."""
     reward_from: Annotated[RewardFrom | None, Option()] = None

@@ -8,14 +8,14 @@ from typing import Literal
 from rollcage.tasks.cheats import broken_for, cheats_for
 from rollcage.types import Blame, Outcome, Task, Trust, Value
 
-Kind = Literal["nothing", "reference", "broken", "cheat"]
+Kind = Literal["nothing", "reference", "proxied", "broken", "cheat"]
 
 
 class Probe(Value):
     """One try."""
 
     name: str
-    """`nothing`, `reference`, or the name of a cheat."""
+    """`nothing`, `reference`, `proxied`, or the name of a cheat."""
     kind: Kind
     what: str
     """What it does, in words."""
@@ -64,6 +64,8 @@ class AuditReport(Value):
     path: str = ""
     trust: Trust | None = None
     """Of the reward that the reference earned, or else nothing."""
+    proxied_fits: bool | None = None
+    """Whether the reference solution earns 1 with its checks proxied, too; None where that was not tried."""
     probes: tuple[Probed, ...] = ()
     findings: tuple[AuditFinding, ...] = ()
 
@@ -84,6 +86,13 @@ NOTHING = Probe(
 )
 
 
+PROXIED = Probe(
+    name="proxied", kind="proxied", what="the reference solution, with checks proxied: does that fit these tests?"
+)
+PROXIES = ("pytest", "unittest", "node")
+"""Kinds of checks that can be proxied."""
+
+
 def first_probes(task: Task, repeat: int, *, reference: bool) -> list[Probe]:
     """What is tried first: nothing, and the reference solution `repeat` times."""
     what = "the reference solution"
@@ -91,7 +100,21 @@ def first_probes(task: Task, repeat: int, *, reference: bool) -> list[Probe]:
     solved = [
         Probe(name=name, kind="reference", what=what, remedy="mend the verifier or the solution") for name in names
     ]
-    return [NOTHING, *(solved if reference else ())]
+    fitting = [PROXIED] if task_proxied(task) != task else []
+    return [NOTHING, *((*solved, *fitting) if reference else ())]
+
+
+def task_proxied(task: Task) -> Task:
+    """The task with every check proxied that can be."""
+    checks = tuple(
+        check.model_copy(update={"isolation": "proxied"}) if check.kind in PROXIES else check for check in task.checks
+    )
+    return task.model_copy(update={"checks": checks})
+
+
+def proxied_fits(probed: Sequence[Probed]) -> bool | None:
+    """Whether proxied checks carry what the tests ask for; None where that was not tried."""
+    return next((each.reward == 1 for each in probed if each.probe.kind == "proxied"), None)
 
 
 def hostile_probes(task: Task, targets: Sequence[str]) -> list[Probe]:
@@ -109,7 +132,7 @@ def findings_of(probed: Sequence[Probed], *, floor: float = 0.0) -> list[AuditFi
     least = max([floor, *([nothing.reward] if nothing and nothing.reward is not None else [])])
     found = _about_references(references)
     for each in probed:
-        if each.probe.kind == "reference":
+        if each.probe.kind in ("reference", "proxied"):
             continue
         if each.reward is None:
             found.append(

@@ -43,7 +43,14 @@ def become(
     set_limits(limits)
     filter_program = bytes.fromhex(str(request["seccomp"]))
     options += ["--seccomp", str(_memory(filter_program)), "--block-fd", str(_inheritable(block))]
-    options += ["--json-status-fd", str(_inheritable(status)), "--bind", root, "/", *_mounts(int(str(request["shm"])), bool(request["judged"]))]
+    options += [
+        "--json-status-fd",
+        str(_inheritable(status)),
+        "--bind",
+        root,
+        "/",
+        *_mounts(int(str(request["shm"])), bool(request["judged"])),
+    ]
     options += ["--chdir", cwd]
     listed = _memory(b"".join(os.fsencode(option) + b"\0" for option in options))
     for number, fd in enumerate((stdin, stdout, stderr)):
