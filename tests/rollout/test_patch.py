@@ -33,7 +33,7 @@ async def _do(box: Sandbox, script: str) -> None:
 
 async def _patch(box: Sandbox, before: str, after: str) -> str:
     await _do(box, before)
-    assert await snapshot_workdir(box, WORKDIR)
+    assert await snapshot_workdir(box, WORKDIR) is not None
     await _do(box, after)
     patch = await patch_of(box, WORKDIR)
     assert patch is not None
@@ -99,7 +99,7 @@ async def test_a_full_disk_does_not_spoil_the_patch(box: Sandbox) -> None:
 
 async def test_a_very_long_patch_is_cut_at_a_line_and_says_so(box: Sandbox) -> None:
     await _do(box, "true")
-    assert await snapshot_workdir(box, WORKDIR)
+    assert await snapshot_workdir(box, WORKDIR) is not None
     await _do(box, "seq 400000 > long.txt")
     patch = await patch_of(box, WORKDIR)
     assert patch is not None and patch.truncated
@@ -109,7 +109,7 @@ async def test_a_very_long_patch_is_cut_at_a_line_and_says_so(box: Sandbox) -> N
 async def test_a_workdir_too_large_to_be_kept_twice_is_not_remembered(state_dir: Path) -> None:
     async with LocalProvider(state_dir) as provider, provider.open(SandboxSpec(disk_mb=512)) as box:
         await _do(box, "head -c 140M /dev/zero > large")
-        assert not await snapshot_workdir(box, WORKDIR)
+        assert await snapshot_workdir(box, WORKDIR) is None
         assert await patch_of(box, WORKDIR) is None
 
 
