@@ -38,7 +38,8 @@ SPARE_MB = 64
 
 DECIDERS = frozenset(
     "conftest.py pytest.ini tox.ini setup.cfg .pytest.ini pyproject.toml sitecustomize.py usercustomize.py "
-    "pytest pytest.py _pytest Makefile GNUmakefile makefile .bashrc .envrc package.json jest.config.js vitest.config.ts".split()
+    "pytest pytest.py _pytest Makefile GNUmakefile makefile "
+    ".bashrc .envrc package.json jest.config.js vitest.config.ts".split()
 )
 """Names that test runners and interpreters pick up by themselves: an agent that adds one is suspected."""
 
