@@ -36,9 +36,9 @@ async def test_a_reward_that_the_judged_code_wrote_is_no_number(provider: LocalP
     for commands in (("bash work.sh", "true"), ("bash work.sh",)):
         verdict = await judged(provider, Task(instruction=forge, verify=commands))
         assert verdict.error is not None and verdict.error.blame == "agent" and "cannot be told" in str(verdict.error)
-        assert [each.code for each in verdict.suspicions] == ["foreign_reward"]
+        assert [each.code for each in verdict.suspicions] == ["reaches_for_judge", "foreign_reward"]
     sure = await judged(provider, Task(instruction=forge, verify=("bash work.sh",), reward_from="commands"))
-    assert (sure.total, [each.code for each in sure.suspicions]) == (0, ["foreign_reward"])
+    assert (sure.total, sure.suspicions[-1].code) == (0, "foreign_reward")
     own = await judged(
         provider, Task(instruction="true", verify=('echo 3 > "$REWARD_FILE"; exit 1',), reward_from="reward.txt")
     )
