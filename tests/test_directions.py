@@ -58,7 +58,7 @@ environments.openenv   : environments mcp {LEAVES}
 environments.fleet     : environments mcp settings {LEAVES}
 
 rollout                : agents sandboxes gateway environments tasks {LEAVES}
-runner                 : rollout store trajectory schema agents sandboxes gateway environments {LEAVES}
+runner                 : rollout simulators store trajectory schema agents sandboxes gateway environments {LEAVES}
 wiring                 : *
 api                    : *
 evaluate               : *

@@ -76,7 +76,15 @@ def sequences(rollout: Rollout, *, per_turn: bool = False, purposes: Collection[
     for turn, hole in chosen.holes:
         if (breaks := _passing_over(turn, found)) is not None:
             breaks.append(hole)
+    # What was answered from the record of another rollout was sampled there, and is trained there.
+    found = [(path, breaks) for path, breaks in found if not _recorded(rollout, path[-1].turn)]
     return [_sequence(rollout, place, path, breaks) for place, (path, breaks) in enumerate(found)]
+
+
+def _recorded(rollout: Rollout, turn: Turn) -> bool:
+    """Whether this turn was answered from the record of another rollout."""
+    origin = rollout.origin
+    return origin is not None and (origin.turn is None or turn.index < origin.turn - 1)
 
 
 def choose(turns: Iterable[Turn], purposes: Collection[Purpose] = POLICY) -> Chosen:
@@ -180,7 +188,10 @@ def _passing_over(turn: Turn, found: list[Path]) -> list[Break] | None:
 
 
 def _sequence(rollout: Rollout, place: int, path: list[Node], breaks: list[Break]) -> Sequence:
-    first, last = path[0].turn, path[-1]
+    last = path[-1]
+    shared = [node for node in path if _recorded(rollout, node.turn)]
+    path = path[len(shared) :]
+    first = path[0].turn
     mask, logprobs = [0] * len(last.ids), [0.0] * len(last.ids)
     for node in path:
         scores = [token[2] for token in node.turn.tokens]
@@ -210,4 +221,6 @@ def _sequence(rollout: Rollout, place: int, path: list[Node], breaks: list[Break
         policy_versions=tuple(node.turn.policy_version for node in path),
         outcome=rollout.outcome,
         breaks=tuple(breaks),
+        forked_from=rollout.origin.rollout_id if rollout.origin else "",
+        shared_prefix=len(shared[-1].ids) if shared else 0,
     )

@@ -95,6 +95,10 @@ class Sequence(Value):
     """How the rollout ended; None while it runs."""
     breaks: tuple[Break, ...] = ()
     """Why it begins where it does, and what it passes over."""
+    forked_from: str = ""
+    """The rollout that this one was forked from; empty where it was not."""
+    shared_prefix: int = 0
+    """Tokens at the beginning that all forks from that point have in common; none of them is trained here."""
 
     @property
     def trained_tokens(self) -> int:

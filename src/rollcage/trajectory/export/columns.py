@@ -40,6 +40,8 @@ COLUMNS: dict[Format, dict[str, Kind]] = {
         "truncated": "bool",
         "policy_versions": "texts",
         "breaks": "json",
+        "forked_from": "text",
+        "shared_prefix": "int",
     },
     "turns": {
         **_OF_ROLLOUT,

@@ -1,0 +1,188 @@
+"""`rollcage replay` and `fork`: recorded answers in a new box, and live continuations from one point of a rollout."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rollcage.cli import codes
+from rollcage.cli.completion import rollout_ids
+from rollcage.cli.options import JSON, ROLLOUT
+
+if TYPE_CHECKING:
+    from rollcage.events import Rollout
+    from rollcage.settings import Settings
+    from rollcage.types import Endpoint, JsonObject, Task
+
+
+@click.command()
+@click.argument("ids", nargs=-1, metavar="[ID...]", shell_complete=rollout_ids)
+@click.option("--batch", default="", metavar="NAME", help="Every rollout of this batch that was scored.")
+@click.option(
+    "--on-difference",
+    type=click.Choice(["stop", "position", "live"]),
+    default="stop",
+    show_default=True,
+    help="Where the agent asks something else: stop, answer by position, or hand over to --model.",
+)
+@click.option("-m", "--model", default="", metavar="MODEL", help="The live model to hand over to, as for eval.")
+@click.option(
+    "--expect",
+    type=click.Choice(["same-reward", "same-requests"]),
+    multiple=True,
+    help="Exit with 1 unless every replay holds to it.",
+)
+@click.option("--at-once", type=click.IntRange(1, 256), default=4, show_default=True, help="So many at a time.")
+@JSON
+def replay(ids: tuple[str, ...], batch: str, expect: tuple[str, ...], as_json: bool, **how: Any) -> int:
+    """Run rollouts again with the model's recorded answers, each in a new box. No model is needed.
+
+    Where the agent asks something else than it did, it says at which turn and shows the difference; dates, durations
+    and ids are none. This is how a new agent version, a verifier or an image is tried on yesterday's rollouts.
+
+    \b
+    Examples:
+      rollcage replay 0a1b
+      rollcage replay --batch nightly --expect same-reward
+    """
+    if bool(ids) == bool(batch):
+        raise click.UsageError("name rollouts, or a --batch")
+    import anyio
+
+    from rollcage.cli.output import environment
+
+    chosen = (ids, batch, expect, as_json)
+    return anyio.run(_replay, environment(), chosen, how, backend_options={"use_uvloop": True})
+
+
+@click.command()
+@ROLLOUT
+@click.option(
+    "--at", type=click.IntRange(1), required=True, metavar="TURN", help="The first turn, from 1, that is live."
+)
+@click.option("-n", "samples", type=click.IntRange(1, 256), default=1, show_default=True, help="So many continuations.")
+@click.option("-m", "--model", required=True, metavar="MODEL", help="Who goes on: vllm, openai/gpt-4o-mini, ...")
+@click.option("--edit", type=click.File("r", "utf-8"), metavar="FILE", help="What is said in that turn instead.")
+@click.option("--at-once", type=click.IntRange(1, 256), default=4, show_default=True, help="So many at a time.")
+@JSON
+def fork(rollout_id: str, at: int, samples: int, edit: Any, as_json: bool, **how: Any) -> int:
+    """Replay a rollout up to a turn, and go on live from there, -n times.
+
+    With --edit, the answer of that turn is the file's: a JSON message (content, tool_calls), or plain text.
+
+    \b
+    Example:
+      rollcage fork 0a1b --at 3 -n 8 -m vllm
+    """
+    import anyio
+
+    from rollcage.cli.output import environment
+
+    message = None if edit is None else _message(edit.read())
+    chosen = (rollout_id, at, samples, message, as_json)
+    return anyio.run(_fork, environment(), chosen, how, backend_options={"use_uvloop": True})
+
+
+def _message(text: str) -> JsonObject:
+    import json
+
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    return value if isinstance(value, dict) else {"content": text}
+
+
+async def _live(named: str, settings: Settings, task: Task, stack: AsyncExitStack) -> Endpoint | None:
+    from rollcage.endpoints import EndpointRequest, named_model, opened
+
+    if not named:
+        return None
+    request = EndpointRequest.model_validate(named_model(named))
+    return await stack.enter_async_context(opened(request, settings, task))
+
+
+async def _replay(settings: Settings, chosen: tuple[Any, ...], how: dict[str, Any]) -> int:
+    import anyio
+
+    from rollcage.cli.interrupts import stoppable
+    from rollcage.cli.output import write_json
+    from rollcage.runner.batch import batch_view
+    from rollcage.runner.replay import ReplayReport, replay
+    from rollcage.wiring import opened_log, opened_runner
+
+    ids, batch, expect, as_json = chosen
+    found: dict[str, ReplayReport] = {}
+
+    async def work() -> int:
+        async with opened_log(settings) as store, opened_runner(settings, store, at_once=how["at_once"]) as runner:
+            names = [await store.find(prefix) for prefix in ids]
+            if batch:
+                names = [row.rollout_id for row in (await batch_view(store, batch)).current if row.score is not None]
+            limiter = anyio.CapacityLimiter(how["at_once"])
+
+            async def one(name: str) -> None:
+                async with limiter, AsyncExitStack() as stack:
+                    original = await store.rollout(name)
+                    live = await _live(how["model"], settings, original.job.task, stack)
+                    _, found[name] = await replay(runner, original, on_difference=how["on_difference"], live=live)
+
+            async with anyio.create_task_group() as tasks:
+                for name in names:
+                    tasks.start_soon(one, name)
+        reports = [found[name] for name in names]
+        write_json([each.model_dump(mode="json") for each in reports]) if as_json else _show(reports)
+        good = all(
+            ("same-reward" not in expect or each.same_reward) and ("same-requests" not in expect or each.same_requests)
+            for each in reports
+        )
+        return codes.OK if good else codes.BROKEN
+
+    return await stoppable(work)
+
+
+def _show(reports: list[Any]) -> None:
+    from rollcage.cli.text import one_line
+
+    for each in reports:
+        earned = f"reward {each.reward_before} -> {each.reward}"
+        if each.same_reward:
+            earned = f"the same reward {each.reward}"
+        calls = f"{each.same} of {each.requests} requests the same"
+        if each.alike:
+            calls += f", {each.alike} but for times and ids"
+        print(f"{each.original} replayed as {each.replay}: {earned}, {calls}")
+        for odd in each.differences:
+            print(f"  turn {odd.turn}: {one_line(odd.what, 400)}")
+
+
+async def _fork(settings: Settings, chosen: tuple[Any, ...], how: dict[str, Any]) -> int:
+    from rollcage.cli.interrupts import stoppable
+    from rollcage.cli.output import write_json
+    from rollcage.runner.replay import fork
+    from rollcage.schema.result import result_of
+    from rollcage.wiring import opened_log, opened_runner
+
+    prefix, at, samples, edit, as_json = chosen
+
+    async def work() -> int:
+        async with (
+            opened_log(settings) as store,
+            opened_runner(settings, store, at_once=how["at_once"]) as runner,
+            AsyncExitStack() as stack,
+        ):
+            original = await store.rollout(await store.find(prefix))
+            live = await _live(how["model"], settings, original.job.task, stack)
+            assert live is not None
+            rollouts: list[Rollout] = await fork(runner, original, at=at, live=live, n=samples, edit=edit)
+        if as_json:
+            write_json([result_of(each).model_dump(mode="json") for each in rollouts])
+        else:
+            print(f"{original.id} at turn {at} (reward {original.reward}):")
+            for each in rollouts:
+                print(f"  {each.id}  {each.outcome}  reward {each.reward}  {len(each.turns)} turns")
+        return codes.OK if all(each.reward is not None for each in rollouts) else codes.BROKEN
+
+    return await stoppable(work)

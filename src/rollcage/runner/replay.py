@@ -1,0 +1,152 @@
+"""Plays a recorded rollout again: the same task in a new box, the model's recorded answers; or forks it at a turn.
+
+What a replay found is not noted anywhere: it is the difference between two logs, and is made from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from rollcage.errors import UsageError
+from rollcage.events import Rollout
+from rollcage.runner.runner import Runner, StartOptions
+from rollcage.simulators.recorded import OnDifference, Record, RecordedModel, asked, difference
+from rollcage.types import NO_MODEL, Endpoint, Job, JsonObject, Origin, Turn, Value
+
+
+class TurnDifference(Value):
+    """Where a replay asked something else."""
+
+    turn: int
+    """The turn of the original, from 1; one more than it has where the replay asked further."""
+    what: str
+    """The first difference, in words."""
+
+
+class ReplayReport(Value):
+    """A replay beside its original."""
+
+    original: str
+    replay: str
+    reward_before: float | None
+    reward: float | None
+    outcome_before: str | None
+    outcome: str | None
+    requests: int
+    """Model calls of the original."""
+    same: int
+    """Those that the replay made letter by letter."""
+    alike: int
+    """Those that differ in dates, durations and ids alone."""
+    differences: tuple[TurnDifference, ...] = ()
+
+    @property
+    def same_reward(self) -> bool:
+        """Whether it earned the same."""
+        return self.reward == self.reward_before
+
+    @property
+    def same_requests(self) -> bool:
+        """Whether the agent asked the same, but for dates, durations and ids."""
+        return not self.differences
+
+
+def report_of(original: Rollout, replay: Rollout) -> ReplayReport:
+    """What a replay did otherwise: out of the two logs."""
+    left = list(replay.turns)
+    same = alike = 0
+    odd: list[Turn] = []
+    for turn in original.turns:
+        twin = next((each for each in left if asked(each.request) == asked(turn.request)), None)
+        if twin is not None:
+            same += 1
+        else:
+            twin = next((each for each in left if difference(turn.request, each.request) is None), None)
+            alike += twin is not None
+        if twin is None:
+            odd.append(turn)
+        else:
+            left.remove(twin)
+    found = []
+    for turn in odd:
+        other = left.pop(0) if left else None
+        what = str(difference(turn.request, other.request)) if other else "the agent did not ask"
+        found.append(TurnDifference(turn=turn.index + 1, what=what))
+    after = len(original.turns) + 1
+    found += [TurnDifference(turn=after, what="the agent asked once more") for _ in left]
+    return ReplayReport(
+        original=original.id,
+        replay=replay.id,
+        reward_before=original.reward,
+        reward=replay.reward,
+        outcome_before=original.outcome,
+        outcome=replay.outcome,
+        requests=len(original.turns),
+        same=same,
+        alike=alike,
+        differences=tuple(found),
+    )
+
+
+async def replay(
+    runner: Runner, original: Rollout, *, on_difference: OnDifference = "stop", live: Endpoint | None = None
+) -> tuple[Rollout, ReplayReport]:
+    """Run it again with the recorded answers, to the end."""
+    _check(original)
+    if on_difference == "live" and live is None:
+        raise UsageError("no model is named to hand over to", argument="model", remedy="give one: {model}")
+    record = Record(original.turns, on_difference, live=live if on_difference == "live" else None)
+    origin = Origin(rollout_id=original.id, how="replay")
+    (played,) = await _played(runner, original, [record], origin)
+    return played, report_of(original, played)
+
+
+async def fork(
+    runner: Runner,
+    original: Rollout,
+    *,
+    at: int,
+    live: Endpoint,
+    n: int = 1,
+    edit: JsonObject | None = None,
+    started: Callable[[str], Awaitable[None]] | None = None,
+) -> list[Rollout]:
+    """`n` rollouts that share the turns before `at` (from 1) and go on live; `edit`: what is said in that turn."""
+    _check(original)
+    if not 1 <= at <= len(original.turns):
+        raise UsageError(f"there is no turn {at}: it has {len(original.turns)}", argument="at")
+    group = f"fork:{original.id}:{at}"
+    before = [turn for turn in original.turns if turn.index < at - 1]
+    records = [Record(before, "live", edited=edit, live=live) for _ in range(n)]
+    origin = Origin(rollout_id=original.id, how="fork", turn=at, edited=edit is not None)
+    return await _played(runner, original, records, origin, group)
+
+
+def _check(original: Rollout) -> None:
+    if not original.ended:
+        raise UsageError(f"{original.id} has not ended", remedy="wait for its end")
+    if original.reverifies:
+        raise UsageError(f"{original.id} is a re-verification", remedy=f"name the rollout: {original.reverifies}")
+    if original.job.mode == "black_box":
+        raise UsageError(f"{original.id} was not recorded: its mode is black_box")
+
+
+async def _played(
+    runner: Runner, original: Rollout, records: Sequence[Record], origin: Origin, group: str = ""
+) -> list[Rollout]:
+    from contextlib import AsyncExitStack
+
+    async with AsyncExitStack() as stack:
+        ids = []
+        for record in records:
+            job = original.job
+            if job.model.kind != NO_MODEL.kind:
+                server = await stack.enter_async_context(RecordedModel(record, model=job.model.model))
+                job = job.model_copy(update={"model": server.endpoint(job.model)})
+            job = _again(job, group)
+            ids.append(await runner.start(job, StartOptions(origin=origin)))
+        return [await runner.wait(rollout_id) for rollout_id in ids]
+
+
+def _again(job: Job, group: str) -> Job:
+    return job.model_copy(update={"group_id": group or job.group_id})

@@ -1,0 +1,108 @@
+"""A small ASGI server on loopback, for models that are no models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import uvicorn
+
+from rollcage.errors import SetupError, UsageError
+from rollcage.simulators.quiet import QuietProtocol
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Loopback:
+    """`async with` it: it listens on loopback until the block ends."""
+
+    def __init__(self, app: App, *, port: int = 0, what: str = "the recorded model") -> None:
+        self._serves, self._port, self._what = app, port, what
+        self._server: uvicorn.Server | None = None
+
+    @property
+    def base_url(self) -> str:
+        """The address, up to and including `/v1`."""
+        if self._server is None:
+            raise UsageError(f"{self._what} is not running: use `async with {type(self).__name__}() as model`")
+        return f"http://127.0.0.1:{self._port}/v1"
+
+    async def __aenter__(self) -> Self:
+        """Listen."""
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", self._port))
+        except OSError as error:
+            listener.close()
+            raise SetupError(
+                f"{self._what} cannot listen on 127.0.0.1:{self._port} ({error.strerror}): "
+                "choose another port, or 0 for any that is free"
+            ) from error
+        config = uvicorn.Config(
+            self._serves,
+            interface="asgi3",
+            http=QuietProtocol,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            server_header=False,
+        )
+        config.load()
+        server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        # Its startup alone: serve() would take over the process's signals and wake up ten times a second.
+        await server.startup(sockets=[listener])
+        self._port = listener.getsockname()[1]
+        self._server = server
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop listening, drop every connection, wait for what still runs."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        with anyio.CancelScope(shield=True):
+            for listener in server.servers:
+                listener.close()
+            # Dropped connections look to the application like clients that left: it ends by itself.
+            while server.server_state.connections or server.server_state.tasks:
+                for connection in list(server.server_state.connections):
+                    connection.transport.abort()
+                tasks = list(server.server_state.tasks)
+                await (asyncio.wait(tasks, timeout=0.1) if tasks else asyncio.sleep(0))
+            for listener in server.servers:
+                await listener.wait_closed()
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole body of a request; empty where the client left."""
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return b""
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def start(send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    """Begin an answer."""
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def send_json(send: Send, value: object, status: int = 200) -> None:
+    """A whole answer."""
+    await start(send, status, [(b"content-type", b"application/json")])
+    await send({"type": "http.response.body", "body": json.dumps(value).encode()})

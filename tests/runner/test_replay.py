@@ -1,0 +1,140 @@
+"""Replay and fork: recorded answers in a new box, what differs and at which turn, live continuations from one point."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollcage import UsageError
+from rollcage.events import Rollout
+from rollcage.runner import Runner
+from rollcage.runner.replay import fork, replay
+from rollcage.simulators import ScriptedModel
+from rollcage.simulators.recorded import difference
+from rollcage.store import Store
+from rollcage.trajectory import sequences
+from rollcage.types import ScriptedCall, ScriptedTurn, Task
+from support.playing import Play
+
+
+def bash(command: str) -> ScriptedTurn:
+    return ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments={"command": command}),))
+
+
+SCRIPT = (bash("date > when.txt; echo one"), bash("echo two > two.txt"), ScriptedTurn(text="Done."))
+TASK = Task(id="replayed", instruction="Write two.txt.", verify=("test -e two.txt",))
+
+
+@pytest.fixture
+async def original(play: Play) -> Rollout:
+    rollout = await play(TASK, agent="mini", script=SCRIPT)
+    assert rollout.reward == 1.0 and len(rollout.turns) == 3
+    return rollout
+
+
+async def test_a_replay_asks_and_earns_the_same_without_a_model(
+    original: Rollout, runner: Runner, model: ScriptedModel
+) -> None:
+    await model.__aexit__(None, None, None)
+    played, report = await replay(runner, original)
+    assert (report.same_reward, report.same_requests, report.requests) == (True, True, 3)
+    assert report.same + report.alike == 3 and played.outcome == original.outcome
+    assert [turn.message for turn in played.turns] == [turn.message for turn in original.turns]
+    assert [turn.tokens for turn in played.turns] == [turn.tokens for turn in original.turns]
+    assert [turn.prompt_ids for turn in played.turns] == [turn.prompt_ids for turn in original.turns]
+    assert played.origin and (played.origin.rollout_id, played.origin.how) == (original.id, "replay")
+
+
+def otherwise(original: Rollout) -> Rollout:
+    """The same record, as if the second command's answer had been another."""
+    turn = original.turns[2]
+    messages = [*turn.request["messages"][:-1], {**turn.request["messages"][-1], "content": "something else"}]
+    changed = turn.model_copy(update={"request": {**turn.request, "messages": messages}})
+    return original.model_copy(update={"turns": (*original.turns[:2], changed)})
+
+
+async def test_where_the_agent_asks_something_else_it_says_which_turn_and_stops(
+    original: Rollout, runner: Runner
+) -> None:
+    played, report = await replay(runner, otherwise(original))
+    assert not report.same_requests and [each.turn for each in report.differences] == [3]
+    assert "messages[" in report.differences[0].what and "something else" in report.differences[0].what
+    assert played.turns[2].status == 400 and "differs from turn 3 on" in (played.turns[2].error or "")
+
+
+async def test_or_goes_on_by_position_or_hands_over_to_a_live_model(
+    original: Rollout, runner: Runner, model: ScriptedModel
+) -> None:
+    played, report = await replay(runner, otherwise(original), on_difference="position")
+    assert played.turns[2].message == original.turns[2].message and not report.same_requests
+    live = model.endpoint((*SCRIPT[:2], ScriptedTurn(text="Live words.")))
+    played, _ = await replay(runner, otherwise(original), on_difference="live", live=live)
+    assert played.turns[2].message["content"] == "Live words." and played.reward == 1.0
+    with pytest.raises(UsageError, match="hand over"):
+        await replay(runner, original, on_difference="live")
+
+
+async def test_a_fork_shares_the_turns_before_and_goes_on_live(
+    original: Rollout, runner: Runner, model: ScriptedModel, store: Store
+) -> None:
+    live = model.endpoint((SCRIPT[0], bash("true"), ScriptedTurn(text="Gave up.")))
+    forked = await fork(runner, original, at=2, live=live, n=2)
+    assert [rollout.reward for rollout in forked] == [0.0, 0.0]
+    for rollout in forked:
+        assert rollout.turns[0].tokens == original.turns[0].tokens
+        assert rollout.turns[-1].message["content"] == "Gave up."
+        assert rollout.origin and (rollout.origin.how, rollout.origin.turn) == ("fork", 2)
+        assert rollout.job.group_id == f"fork:{original.id}:2"
+        (sequence,) = sequences(rollout)
+        prefix = len(rollout.turns[0].prompt_ids) + len(rollout.turns[0].tokens)
+        assert (sequence.forked_from, sequence.shared_prefix) == (original.id, prefix)
+        assert not any(sequence.loss_mask[:prefix]) and any(sequence.loss_mask[prefix:])
+    with pytest.raises(UsageError, match="there is no turn 9"):
+        await fork(runner, original, at=9, live=live)
+
+
+async def test_the_answer_at_the_fork_can_be_given_by_hand(
+    original: Rollout, runner: Runner, model: ScriptedModel
+) -> None:
+    live = model.endpoint((*SCRIPT[:2], ScriptedTurn(text="After the edit.")))
+    call = {"id": "by-hand", "type": "function"}
+    call["function"] = {"name": "bash", "arguments": '{"command": "echo x > two.txt"}'}  # type: ignore[assignment]
+    (rollout,) = await fork(runner, original, at=2, live=live, edit={"content": None, "tool_calls": [call]})
+    assert rollout.reward == 1.0 and rollout.files["two.txt"] == "x\n"
+    assert rollout.turns[2].message["content"] == "After the edit." and not rollout.turns[1].trainable
+
+
+def test_times_and_ids_are_no_difference_and_words_are() -> None:
+    def request(text: str) -> dict[str, object]:
+        return {"messages": [{"role": "user", "content": text}], "max_tokens": 5}
+
+    was = request("Wed Nov 18 2026: 3 passed in 0.12s, session 0a1b2c3d4e")
+    now = {**request("Thu Nov 19 2026: 3 passed in 1.50s, session 99aabbcc00"), "max_tokens": 9, "logprobs": True}
+    assert difference(was, now) is None
+    found = difference(was, request("Wed Nov 18 2026: 2 passed in 0.12s, session 0a1b2c3d4e"))
+    assert found and found.path == "messages[0].content"
+
+
+CURL = """curl -sf $OPENAI_BASE_URL/{path} -H "Authorization: Bearer $OPENAI_API_KEY" -d '{body}' > said"""
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("messages", '{"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}'),
+        (
+            "messages",
+            '{"model": "m", "max_tokens": 50, "stream": true, "messages": [{"role": "user", "content": "hi"}]}',
+        ),
+        ("responses", '{"model": "m", "input": "hi"}'),
+        ("responses", '{"model": "m", "input": "hi", "stream": true}'),
+        ("chat/completions", '{"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": true}'),
+        ("completions", '{"model": "m", "prompt": "hi"}'),
+    ],
+)
+async def test_every_wire_is_replayed_as_it_was_recorded(path: str, body: str, play: Play, runner: Runner) -> None:
+    task = Task(id="wire", instruction=CURL.format(path=path, body=body), verify=("grep -q Wor said",))
+    original = await play(task, agent="shell", script=(ScriptedTurn(text="Words."),))
+    assert original.reward == 1.0
+    played, report = await replay(runner, original)
+    assert (report.same, report.requests, report.same_reward) == (1, 1, True)
+    assert played.turns[0].tokens == original.turns[0].tokens and played.turns[0].usage == original.turns[0].usage
