@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -181,3 +184,12 @@ def test_cheats_forge_where_such_a_task_has_its_reward_and_its_tests() -> None:
     scripts = " ".join(cheat.script for cheat in cheats_for(load(FOLDERS / "greeting").task, ["hello.py"]))
     assert "/logs/verifier/reward.txt" in scripts and "/home/user/logs" not in scripts
     assert "/home/user/tests" not in scripts
+
+
+def test_the_command_line_runs_a_folder_and_tells_its_notices(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    env = {**os.environ, "ROLLCAGE_HOME": str(tmp_path / "home"), "ROLLCAGE_SYSTEM": "host"}
+    command = [sys.executable, "-m", "rollcage", "run", str(FOLDERS / "unknown-fields"), "--agent", "oracle", "--json"]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["reward"] == 1 and "shade, environment.weather" in ended.stderr

@@ -48,8 +48,11 @@ def run(task: str | None, as_json: bool, follow: bool, build_image: bool, requir
 
     from rollcage.cli.output import environment
     from rollcage.cli.request import typed_task
+    from rollcage.cli.text import clean
 
     settings, file = environment(), typed_task(task, options)
+    for notice in file.notices:
+        click.echo(f"rollcage: {clean(notice)}", err=True)
     if build_image and task:
         anyio.run(_build_image, settings, task)
     style: Style = "lines" if follow else "json" if as_json else "view"

@@ -67,4 +67,5 @@ def _row(task: SourcedTask, why_not: str) -> JsonObject:
         "verifier": task.verifier,
         "runs": not why_not,
         "why_not": why_not,
+        "notices": list(task.file.notices) if task.file else [],
     }
