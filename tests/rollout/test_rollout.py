@@ -291,6 +291,17 @@ async def test_a_model_that_never_answers_gives_null(play: Play) -> None:
     assert (rollout.outcome, rollout.reward) == (Outcome.MODEL_UNREACHABLE, None)
 
 
+async def test_a_model_that_speaks_and_is_too_slow_is_scored_on_what_is_left(play: Play) -> None:
+    script = (ScriptedTurn(text="word " * 200, token_delay_s=1),)
+    slow = ASK.replace('\\"model\\"', '\\"stream\\": true, \\"model\\"', 1)
+    assert slow != ASK
+    task = Task(instruction=f"touch done; {slow}", verify=("test -e done",), limits=Limits(agent_timeout_s=15))
+    rollout = await play(task, agent="shell", script=script)
+    assert rollout.agent_exit_code is None, "time ran out"
+    assert [turn.first_token_s is not None for turn in rollout.turns] == [True]
+    assert (rollout.outcome, rollout.reward) == (Outcome.AGENT_TIMEOUT, 1.0)
+
+
 async def test_a_model_that_fails_in_black_box_mode_gives_null_too(runner: Runner, model: ScriptedModel) -> None:
     endpoint = model.endpoint((ScriptedTurn(status=401, text="no such key"),))
     rollout = await runner.wait(await runner.start(Job(task=HELLO, model=endpoint, mode="black_box")))
