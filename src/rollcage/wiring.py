@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from rollcage.types import BASE, SandboxSpec, System
 
 if TYPE_CHECKING:
     from rollcage.agents.base import Agent
+    from rollcage.agents.catalog import AgentCatalog
     from rollcage.agents.opencode.agent import OpenCode
     from rollcage.environments.base import Environments
     from rollcage.runner import Registry, Runner
@@ -76,10 +77,25 @@ def providers(settings: Settings) -> Mapping[str, Callable[[], AbstractAsyncCont
 
 
 def agent(settings: Settings) -> OpenCode:
-    """The agent that comes with rollcage."""
+    """The agent that is used where none is named."""
     from rollcage.agents.opencode.agent import OpenCode
 
     return OpenCode(settings.cache_dir, settings.npm_registry)
+
+
+def agents(settings: Settings, *, more: Sequence[Agent] = (), local: bool = True) -> AgentCatalog:
+    """Every agent by name. `local`: whoever names one may also name a file, or a version that nobody has pinned."""
+    from rollcage.agents.catalog import AgentCatalog, shipped
+    from rollcage.agents.cli_agent import Downloads
+    from rollcage.agents.loop import Loop
+    from rollcage.agents.mini import Mini
+    from rollcage.agents.nop import Nop
+    from rollcage.agents.oracle import Oracle
+    from rollcage.agents.shell import Shell
+
+    downloads = Downloads(settings.cache_dir, settings.npm_registry)
+    known: list[Agent] = [*shipped(downloads), Mini(), Shell(), Loop(), Nop(), Oracle(), *more]
+    return AgentCatalog(known, downloads, local=local, say=say)
 
 
 def environments(settings: Settings) -> dict[str, Environments]:
@@ -93,16 +109,14 @@ def environments(settings: Settings) -> dict[str, Environments]:
 
 
 @asynccontextmanager
-async def opened_registry(settings: Settings, *, warm: int = 0) -> AsyncIterator[Registry]:
+async def opened_registry(settings: Settings, *, warm: int = 0, local: bool = True) -> AsyncIterator[Registry]:
     """Everything rollouts can be run with. Registry that nobody asks for cost nothing.
 
     `warm`: so many boxes of each kind are kept open ahead, with the agent's server started; local ones from now on.
+    `local`: see `agents`.
     """
-    from rollcage.agents.loop import Loop
-    from rollcage.agents.mini import Mini
-    from rollcage.agents.nop import Nop
+    from rollcage.agents.opencode.agent import OpenCode
     from rollcage.agents.oracle import Oracle
-    from rollcage.agents.shell import Shell
     from rollcage.agents.stored import StoredWork
     from rollcage.gateway import Gateway
     from rollcage.runner import Registry
@@ -116,16 +130,17 @@ async def opened_registry(settings: Settings, *, warm: int = 0) -> AsyncIterator
         AsyncExitStack() as stack,
     ):
         boxes = {name: await stack.enter_async_context(make()) for name, make in providers(settings).items()}
-        opencode, images = agent(settings), provider(settings).images
+        images = provider(settings).images
         work = WorkStore(settings.work_dir, settings.keep_work_mb << 20)
         trees = WorkStore(settings.trees_dir, MOST_TREE_BYTES)
-        agents: list[Agent] = [opencode, Mini(), Shell(), Loop(), Nop(), Oracle(files=trees.get), StoredWork(work.get)]
-        if warm:
+        known = agents(settings, more=[Oracle(files=trees.get), StoredWork(work.get)], local=local)
+        opencode = known["opencode"]
+        if warm and isinstance(opencode, OpenCode):
             spec = SandboxSpec(system=system_of(settings, images))
             boxes = await _pooled(stack, boxes, opencode, warm, spec)
         yield Registry(
             providers=boxes,
-            agents={known.name: known for known in agents},
+            agents=known,
             gateway=gateway,
             environments=environments(settings),
             work=work,

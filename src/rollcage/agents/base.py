@@ -30,6 +30,8 @@ class AgentExit(NamedTuple):
     """Its exit code."""
     error: str | None
     """The last error it spoke of, in one line."""
+    last_words: str = ""
+    """The last thing it printed, whatever it is."""
 
 
 class Agent(Protocol):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from rollcage.agents.base import Agent, AgentContext, AgentExit
+from rollcage.agents.base import Agent, AgentContext, AgentExit, AsksNoModel
 from rollcage.agents.purposes import classifier_of
 from rollcage.environments.base import Environment, Environments, offered, ready
 from rollcage.errors import (
@@ -257,6 +257,9 @@ async def work(
     else:
         await log(AgentEnded(exit_code=ending.code, error=ending.error, log_tail=tail))
     silent = lease.turns > 0 and not lease.heard
+    unasked = lease.turns == 0 and not lease.limit_reached and not isinstance(deps.agent, AsksNoModel)
+    if unasked and ending is not None and ending.code == 0:
+        raise Failure(Outcome.AGENT_FAILED, "no_model_call", _mute(ending, tail), blame=Blame.INFRASTRUCTURE)
     return verdict_of(ending, lease.last_failure, limit=lease.limit_reached, silent=silent)
 
 
@@ -272,6 +275,13 @@ def stopwatch(scope: anyio.CancelScope, latest: float) -> Callable[[bool], None]
             scope.deadline = min(latest, anyio.current_time() + left)
 
     return tell
+
+
+def _mute(ending: AgentExit, tail: str) -> str:
+    """Why an agent that ended well without its model has not ended well: its reward would be that of no work."""
+    words = ending.last_words or "".join(tail.strip().splitlines()[-1:])
+    said = f"its last words: {words[-500:]}" if words else "it said nothing"
+    return f"the agent ended with exit code 0 and never called its model; {said}"
 
 
 def verdict_of(ending: AgentExit | None, last: Turn | None, *, limit: str, silent: bool) -> Ended:

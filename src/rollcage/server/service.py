@@ -119,7 +119,7 @@ class Service(LogReader):
         limits = limits or ServerLimits()
         async with (
             Store.open(settings.log_path) as store,
-            opened_registry(settings, warm=warm) as backends,
+            opened_registry(settings, warm=warm, local=False) as backends,
             anyio.create_task_group() as tasks,
             # Before the runner, so that it outlives the rollouts.
             AsyncExitStack() as stack,

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import functools
-import hashlib
 import json
 import shutil
 import tarfile
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import anyio
 
-from rollcage.agents.opencode.download import download
+from rollcage.agents.packages import Package, fetch, sha512
 from rollcage.errors import AgentError, SetupError
 from rollcage.sandboxes.base import PATH
 from rollcage.sandboxes.layers import Layer
+
+__all__ = ["Package", "cpu_flags", "fetch", "layer_of", "package_for"]
 
 _PACKAGES = {
     # name in the registry: version, SHA-512 of the package as the registry publishes it
@@ -46,14 +43,6 @@ _SEEDS = {
 }
 
 
-class Package(NamedTuple):
-    """One platform's build of OpenCode: its name, exact version and SHA-512."""
-
-    name: str
-    version: str
-    sha512: str
-
-
 def package_for(machine: str, cpu_flags: Sequence[str]) -> Package:
     """The build for a machine (`platform.machine()`); without AVX2 the baseline one."""
     name = {"x86_64": "opencode-linux-x64", "aarch64": "opencode-linux-arm64"}.get(machine)
@@ -69,7 +58,7 @@ def layer_of(package: Package, downloads: Path, registry: str = "") -> Layer:
     ripgrep = shutil.which("rg", path=PATH)
     if ripgrep is None:
         raise SetupError("ripgrep is missing, OpenCode's search tools need it; run: apt-get install ripgrep")
-    key = "\n".join([*package, _sha512(Path(ripgrep)), json.dumps(_SEEDS, sort_keys=True), "3"])
+    key = "\n".join([*package, sha512(Path(ripgrep)), json.dumps(_SEEDS, sort_keys=True), "3"])
 
     async def build(folder: Path) -> None:
         archive = await fetch(package, downloads, registry)
@@ -95,32 +84,6 @@ def _fill(folder: Path, archive: Path, ripgrep: str) -> None:
     search.chmod(0o755)
     for name, text in _SEEDS.items():
         (folder / name).write_text(text)
-
-
-async def fetch(package: Package, downloads: Path, registry: str = "") -> Path:
-    """The package as the registry has it, downloaded once and checked against its pinned hash."""
-    await anyio.Path(downloads).mkdir(parents=True, exist_ok=True)
-    kept = downloads / f"{package.name}-{package.version}.tgz"
-    if await anyio.Path(kept).exists() and _sha512(kept) == package.sha512:
-        return kept
-    with tempfile.TemporaryDirectory(dir=downloads) as folder:
-        archive = await download(package.name, package.version, Path(folder), registry)
-        if _sha512(archive) != package.sha512:
-            wanted = f"{package.name}@{package.version}"
-            raise AgentError(f"{wanted} is not what was pinned: its SHA-512 differs; it was thrown away")
-        await anyio.Path(archive).replace(kept)
-    return kept
-
-
-@functools.cache
-def _digest(path: Path, size: int, changed: int) -> str:
-    with path.open("rb") as file:
-        return base64.b64encode(hashlib.file_digest(file, "sha512").digest()).decode()
-
-
-def _sha512(path: Path) -> str:
-    stat = path.stat()
-    return _digest(path, stat.st_size, stat.st_mtime_ns)
 
 
 def cpu_flags() -> Sequence[str]:

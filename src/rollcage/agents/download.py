@@ -1,4 +1,4 @@
-"""Downloads one npm package as the registry publishes it: with npm where it is installed, else over HTTPS."""
+"""Downloads npm packages as the registry publishes them: with npm where it is installed, else over HTTPS."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import http.client
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,40 +21,46 @@ _SILENCE_S = 60
 _CHUNK = 1 << 20
 
 
-async def download(name: str, version: str, folder: Path, registry: str) -> Path:
-    """The package's archive, below `folder`. What is in it is for the caller to check.
+async def download(wanted: Sequence[tuple[str, str]], folder: Path, registry: str) -> None:
+    """The archives of packages (names and versions), below `folder`, each called `archive_name`.
 
-    `registry`: its address, for machines without npm; npm knows its own.
+    What is in them is for the caller to check. `registry`: its address, for machines without npm; npm knows its own.
     """
     npm = shutil.which("npm")
     if npm is not None:
-        return await _with_npm(npm, f"{name}@{version}", folder)
+        await _with_npm(npm, [f"{name}@{version}" for name, version in wanted], folder)
+        return
     if not registry:
         raise SetupError(
-            "npm is missing, and no registry is set to fetch OpenCode from without it; "
+            f"npm is missing, and no registry is set to fetch {wanted[0][0]} from without it; "
             "run: apt-get install npm - or set NPM_CONFIG_REGISTRY to your registry's address"
         )
-    return await _without_npm(name, version, folder, registry)
+    for name, version in wanted:
+        await _without_npm(name, version, folder, registry)
 
 
-async def _with_npm(npm: str, wanted: str, folder: Path) -> Path:
-    command = [npm, "pack", "--silent", "--cache", f"{folder}/cache", wanted]
+def archive_name(name: str, version: str) -> str:
+    """What the archive of a package is called: without the slash that a name may have."""
+    return f"{name.removeprefix('@').replace('/', '-')}-{version}.tgz"
+
+
+async def _with_npm(npm: str, wanted: Sequence[str], folder: Path) -> None:
+    command = [npm, "pack", "--silent", "--cache", f"{folder}/cache", *wanted]
     done = await anyio.run_process(command, cwd=folder, check=False)
-    archives = [path async for path in anyio.Path(folder).glob("*.tgz")]
-    if done.returncode or not archives:
+    if done.returncode:
         said = " ".join(done.stderr.decode(errors="replace").strip().splitlines()[-1:])
-        raise SetupError(f"npm could not fetch {wanted}: {said}; check the network and run it again")
-    return Path(archives[0])
+        shown = wanted[0] if len(wanted) == 1 else f"{wanted[0]} and {len(wanted) - 1} more"
+        raise SetupError(f"npm could not fetch {shown}: {said}; check the network and run it again")
 
 
-async def _without_npm(name: str, version: str, folder: Path, registry: str) -> Path:
+async def _without_npm(name: str, version: str, folder: Path, registry: str) -> None:
     parts = urlsplit(registry)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise SetupError("the npm registry that is set is no http address; set NPM_CONFIG_REGISTRY to one")
-    target = folder / f"{name}-{version}.tgz"
+    address = f"{registry.rstrip('/')}/{name}/-/{name.rpartition('/')[2]}-{version}.tgz"
     try:
-        async with _opened(f"{registry.rstrip('/')}/{name}/-/{target.name}") as answer:
-            with target.open("wb") as file:
+        async with _opened(address) as answer:
+            with (folder / archive_name(name, version)).open("wb") as file:
                 while chunk := await anyio.to_thread.run_sync(answer.read, _CHUNK):
                     await anyio.to_thread.run_sync(file.write, chunk)
     except (OSError, http.client.HTTPException) as error:
@@ -63,7 +69,6 @@ async def _without_npm(name: str, version: str, folder: Path, registry: str) -> 
             f"could not fetch {name} {version} from {parts.hostname}: {why}; "
             "check the network, or install npm where the registry asks for a login"
         ) from error
-    return target
 
 
 @asynccontextmanager

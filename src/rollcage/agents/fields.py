@@ -1,0 +1,36 @@
+"""Reads fields of what an agent prints, whatever is really there: it comes out of a box."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeGuard
+
+from rollcage.json_safe import json_safe
+from rollcage.types import JsonObject
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """A number that JSON can carry exactly."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1 << 53
+
+
+def count(value: Any) -> int:
+    """A number of things; 0 where it is none."""
+    return int(value) if is_number(value) and value > 0 else 0
+
+
+def table(value: Any) -> JsonObject:
+    """An object; an empty one where it is none."""
+    return value if isinstance(value, dict) else {}
+
+
+def tables(value: Any) -> list[JsonObject]:
+    """The objects of a list; none where it is no list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def text(value: Any) -> str:
+    """A text; what is none is told as JSON."""
+    if value is None:
+        return ""
+    return str(json_safe(value if isinstance(value, str) else json.dumps(json_safe(value))))

@@ -1,0 +1,5 @@
+"""mini-swe-agent: how it is installed, started and read."""
+
+from rollcage.agents.mini_swe_agent.agent import MiniSweAgent
+
+__all__ = ["MiniSweAgent"]

@@ -1,0 +1,131 @@
+"""mini-swe-agent, of the SWE-agent team: one tool, bash, and a short prompt; python3 runs it, on the chat wire.
+
+Its loop, prompts, environment and configuration are its own. Its model class is the one of its package that needs only
+`requests`, pointed at the gateway: the usual one loads litellm, which is 600 MB and six seconds of CPU per start.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable
+from importlib import resources
+
+from rollcage.agent_events import (
+    AgentEvent,
+    AgentRaw,
+    AgentReasoning,
+    AgentReportedError,
+    AgentSession,
+    AgentText,
+    AgentToolCall,
+    AgentUsage,
+)
+from rollcage.agents.cli_agent import AgentRun, Command, Reader
+from rollcage.agents.fields import count, is_number, table, tables, text
+from rollcage.agents.python_agent import PythonAgent
+from rollcage.types import HOME, JsonObject
+
+_STATE = ".mini-swe-agent"
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""The command that ends its work."""
+
+
+class MiniSweAgent(PythonAgent):
+    """The agent `mini-swe-agent`. Exit code 0: it submitted; 1: its model failed, or it reached a limit of its own."""
+
+    name = "mini-swe-agent"
+    version = "2.4.6"
+    wire = "chat"
+    own_paths = (f"{HOME}/{_STATE}",)
+    accepts = frozenset(("system_prompt", "config"))
+    driver = resources.files(__package__).joinpath("inside.py").read_text(encoding="utf-8")
+
+    def command(self, run: AgentRun) -> Command:
+        """`config` is merged into its `mini.yaml`: `agent`, `environment`, `model`."""
+        orders = {
+            "task": run.instruction,
+            "base_url": run.model.base_url,
+            "key": run.key,
+            "model": run.model.model,
+            "session": f"ses_{secrets.token_hex(8)}",
+            "system_prompt": run.spec.system_prompt,
+            "config": run.spec.config,
+        }
+        env = {
+            "MSWEA_SILENT_STARTUP": "1",
+            "MSWEA_CONFIGURED": "true",
+            "MSWEA_GLOBAL_CONFIG_DIR": f"{HOME}/{_STATE}",
+            "MSWEA_COST_TRACKING": "ignore_errors",
+            "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "2",
+        }
+        return Command([], env, json.dumps(orders))
+
+    def reader(self) -> Reader:
+        """Its messages, one by one as they join its history."""
+        return _Messages()
+
+
+class _Messages:
+    """Remembers calls until their results come."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, AgentToolCall] = {}
+
+    def __call__(self, data: JsonObject) -> Iterable[AgentEvent]:
+        message, extra = table(data.get("message")), table(table(data.get("message")).get("extra"))
+        match text(message.get("role")) or text(data.get("type")):
+            case "session":
+                yield AgentSession(session=text(data.get("session")))
+            case "assistant":
+                yield from self._said(message, table(table(extra.get("response")).get("usage")))
+            case "tool":
+                yield from self._result(message, extra)
+            case "exit" if extra.get("exit_status") != "Submitted":
+                words = text(message.get("content")) or text(extra.get("exit_status"))
+                yield AgentReportedError(name=text(extra.get("exit_status")), text=words)
+            case "exit":
+                # The command that submits has no result of its own.
+                yield from (call.model_copy(update={"status": "completed"}) for call in self._calls.values())
+                if words := text(message.get("content")):
+                    yield AgentText(text=words)
+            case other:
+                yield AgentRaw(name=other)
+
+    def _said(self, message: JsonObject, usage: JsonObject) -> Iterable[AgentEvent]:
+        if thought := text(message.get("reasoning_content") or message.get("reasoning")):
+            yield AgentReasoning(text=thought)
+        if words := text(message.get("content")):
+            yield AgentText(text=words)
+        for asked in tables(message.get("tool_calls")):
+            call_id, function = text(asked.get("id")), table(asked.get("function"))
+            arguments = _arguments(function.get("arguments"))
+            call = AgentToolCall(
+                id=call_id,
+                call_id=call_id,
+                name=text(function.get("name")),
+                kind="execute",
+                title=text(arguments.get("command")),
+                arguments=arguments,
+                status="running",
+            )
+            if len(self._calls) < 10_000:
+                self._calls[call_id] = call
+            yield call
+        yield AgentUsage(
+            input_tokens=count(usage.get("prompt_tokens")), output_tokens=count(usage.get("completion_tokens"))
+        )
+
+    def _result(self, message: JsonObject, extra: JsonObject) -> Iterable[AgentEvent]:
+        call = self._calls.pop(text(message.get("tool_call_id")), None)
+        if call is not None:
+            code = extra.get("returncode")
+            news = {"status": "completed", "result": text(message.get("content"))}
+            yield call.model_copy(update={**news, "exit_code": int(code) if is_number(code) else None})
+
+
+def _arguments(value: object) -> JsonObject:
+    try:
+        return table(json.loads(value)) if isinstance(value, str) else table(value)
+    except ValueError:
+        return {}
