@@ -52,6 +52,9 @@ agents.loop            : agents sandboxes mcp {LEAVES}
 agents.shell           : agents sandboxes {LEAVES}
 agents.mini            : agents sandboxes {LEAVES}
 agents.mini.inside     :
+agents.mini_swe_agent  : agents sandboxes {LEAVES}
+agents.mini_swe_agent.inside :
+agents.conformance     : agents sandboxes sandboxes.conformance gateway rollout simulators {LEAVES}
 environments           : mcp sandboxes {LEAVES}
 environments.mcp       : environments mcp {LEAVES}
 environments.openenv   : environments mcp {LEAVES}

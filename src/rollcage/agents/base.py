@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from rollcage.events import AgentEmitted, AgentStarted
 from rollcage.sandboxes.base import Sandbox
 from rollcage.sandboxes.layers import Layer
-from rollcage.types import AgentSpec, CallOrigin, Endpoint, JsonObject, Task
+from rollcage.types import AgentSpec, CallOrigin, Endpoint, JsonObject, ScriptedCall, Task
 
 Emit = Callable[[AgentStarted | AgentEmitted], Awaitable[object]]
 """Puts what the agent says and does into the log, as it comes."""
@@ -32,6 +32,17 @@ class AgentExit(NamedTuple):
     """The last error it spoke of, in one line."""
     last_words: str = ""
     """The last thing it printed, whatever it is."""
+
+
+class ToolWords(NamedTuple):
+    """How a model calls an agent's tools: for models that play a script."""
+
+    run: Callable[[str], ScriptedCall]
+    """Runs a command."""
+    edit: Callable[[str, str], ScriptedCall] | None = None
+    """Writes a file, by its whole path, with the agent's own tool for that; None where it has none."""
+    submit: str = ""
+    """The command that ends its work, where it does not simply stop calling tools."""
 
 
 class Agent(Protocol):
@@ -92,6 +103,13 @@ class ClassifiesCalls(Protocol):
 
     def origin(self, headers: Mapping[str, str], body: JsonObject) -> CallOrigin:
         """By the call's headers (names in lower case) and its body (as one of chat completions)."""
+
+
+@runtime_checkable
+class Scriptable(Protocol):
+    """An agent whose tools a scripted model can call."""
+
+    tool_words: ToolWords
 
 
 @runtime_checkable

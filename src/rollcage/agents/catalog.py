@@ -105,7 +105,7 @@ def _from_file(name: str, downloads: Downloads) -> Agent:
 
 def _made(kind: Callable[..., Agent], name: str, downloads: Downloads) -> Agent:
     try:
-        agent = kind(downloads) if isinstance(kind, type) and issubclass(kind, CliAgent) else kind()
+        agent: Agent = kind(downloads) if isinstance(kind, type) and issubclass(kind, CliAgent) else kind()
     except Exception as error:
         raise UsageError(f"{name} cannot be made: {type(error).__name__}: {error}", argument="agent") from error
     for part in ("name", "version", "check", "layers", "solve", "log_tail", "own_paths"):

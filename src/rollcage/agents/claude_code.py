@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 from rollcage.agents import purposes
+from rollcage.agents.base import ToolWords
 from rollcage.agents.cli_agent import AgentRun, Command, Reader
 from rollcage.agents.npm_agent import NpmAgent
 from rollcage.agents.packages import Package
 from rollcage.agents.stream_json import StreamJson, ToolKind
-from rollcage.types import HOME, JsonObject
+from rollcage.types import HOME, JsonObject, ScriptedCall
 
 _STATE = ".claude"
 _KINDS: dict[str, ToolKind] = {
@@ -47,8 +48,14 @@ class ClaudeCode(NpmAgent):
     }
     own_paths = (f"{HOME}/{_STATE}", f"{HOME}/.claude.json")
     accepts = frozenset(("system_prompt", "enabled_tools", "disabled_tools", "config"))
-    tools = frozenset((*_KINDS, "Task", "Skill", "TodoWrite"))
+    tools = frozenset(
+        (*_KINDS, "Agent", "ListAgents", "ReportFindings", "ScheduleWakeup", "Skill", "ToolSearch", "Workflow")
+    )
     takes_mcp = True
+    tool_words = ToolWords(
+        run=lambda command: ScriptedCall(name="Bash", arguments={"command": command, "description": "do it"}),
+        edit=lambda path, text: ScriptedCall(name="Write", arguments={"file_path": path, "content": text}),
+    )
     origin = staticmethod(purposes.claude_code)
 
     def command(self, run: AgentRun) -> Command:

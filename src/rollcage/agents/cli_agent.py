@@ -24,7 +24,7 @@ from rollcage.agent_events import (
     AgentText,
     AgentToolCall,
 )
-from rollcage.agents.base import AgentContext, AgentExit, Emit
+from rollcage.agents.base import AgentContext, AgentExit, Emit, ToolWords
 from rollcage.agents.fields import text
 from rollcage.agents.lines import lines
 from rollcage.errors import AgentError, UsageError
@@ -98,6 +98,8 @@ class CliAgent:
     """Fields of `AgentSpec` that it can follow, beside `env`; the others are refused by name."""
     tools: ClassVar[frozenset[str]] = frozenset()
     """Its tools, where it can be told which of them to offer: other names are refused."""
+    tool_words: ClassVar[ToolWords | None] = None
+    """How a scripted model calls its tools: `rollcage agent check` needs to know."""
     takes_mcp: ClassVar[bool] = False
     """Whether it can be given the tools of a remote environment."""
 
@@ -191,6 +193,7 @@ class _Printed:
 
     def __init__(self, emit: Emit, reader: Reader) -> None:
         self._emit, self._reader, self._bytes = emit, reader, 0
+        self._session, self._count = "", 0
         self.error: str | None = None
         """The error that it ended with; one that it went on after is none."""
         self.last = ""
@@ -212,7 +215,8 @@ class _Printed:
             await self._emit(AgentEmitted(event=AgentOutput(text=line.decode("utf-8", "replace"))))
             return
         raw: JsonObject | None = data
-        for event in self._reader(data):
+        for said in self._reader(data):
+            event = self._placed(said)
             if isinstance(event, AgentReportedError):
                 self.error = event.text or event.name or "an error that it does not name"
             elif isinstance(event, AgentText | AgentToolCall):
@@ -220,6 +224,13 @@ class _Printed:
                 self.last = event.text if isinstance(event, AgentText) else self.last
             await self._emit(AgentEmitted(event=event, raw=raw))
             raw = None  # once is enough
+
+    def _placed(self, event: AgentEvent) -> AgentEvent:
+        """In its session, and in a message of its own, where the agent names none."""
+        self._count += 1
+        self._session = self._session or event.session
+        message = event.message or event.id or f"#{self._count:09}"
+        return event.model_copy(update={"session": event.session or self._session, "message": message})
 
 
 def _object(line: bytes) -> JsonObject | None:

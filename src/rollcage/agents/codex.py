@@ -19,11 +19,12 @@ from rollcage.agent_events import (
     AgentUsage,
 )
 from rollcage.agents import purposes
+from rollcage.agents.base import ToolWords
 from rollcage.agents.cli_agent import AgentRun, Command, Reader
 from rollcage.agents.fields import count, is_number, table, tables, text
 from rollcage.agents.npm_agent import NpmAgent
 from rollcage.agents.packages import Package
-from rollcage.types import HOME, JsonObject
+from rollcage.types import HOME, JsonObject, ScriptedCall
 
 _STATE = ".codex"
 _PROMPT = f"{_STATE}/rollcage-prompt.md"
@@ -53,6 +54,9 @@ class Codex(NpmAgent):
     own_paths = (f"{HOME}/{_STATE}",)
     accepts = frozenset(("system_prompt", "config"))
     takes_mcp = True
+    tool_words = ToolWords(
+        run=lambda command: ScriptedCall(name="exec_command", arguments={"cmd": command}),
+    )
     origin = staticmethod(purposes.codex)
 
     def command(self, run: AgentRun) -> Command:
@@ -76,6 +80,8 @@ class Codex(NpmAgent):
             "analytics.enabled": False,
             "feedback.enabled": False,
             "history.persistence": "none",
+            # These look for news in the network at every start.
+            **{f"features.{name}": False for name in ("plugins", "remote_plugin", "plugin_sharing", "apps")},
         }
         files = {}
         if run.spec.system_prompt:

@@ -15,13 +15,14 @@ from rollcage.agent_events import (
     AgentToolCall,
     AgentUsage,
 )
+from rollcage.agents.base import ToolWords
 from rollcage.agents.cli_agent import AgentRun, Command, Reader
 from rollcage.agents.fields import count, table, tables, text
 from rollcage.agents.npm_agent import ANY, NpmAgent, locked
 from rollcage.agents.packages import Package
 from rollcage.agents.purposes import by_prompt
 from rollcage.agents.stream_json import ToolKind, edits_of, title_of
-from rollcage.types import HOME, CallOrigin, JsonObject, Purpose
+from rollcage.types import HOME, CallOrigin, JsonObject, Purpose, ScriptedCall
 
 _STATE = ".pi/agent"
 _KINDS: dict[str, ToolKind] = {
@@ -57,6 +58,10 @@ class Pi(NpmAgent):
     own_paths = (f"{HOME}/.pi",)
     accepts = frozenset(("system_prompt", "enabled_tools", "disabled_tools", "config"))
     tools = frozenset(_KINDS)
+    tool_words = ToolWords(
+        run=lambda command: ScriptedCall(name="bash", arguments={"command": command}),
+        edit=lambda path, text: ScriptedCall(name="write", arguments={"path": path, "content": text}),
+    )
 
     def command(self, run: AgentRun) -> Command:
         """No extensions, skills or context files of the project; `config` goes into its settings.json."""

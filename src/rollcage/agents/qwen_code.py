@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+from rollcage.agents.base import ToolWords
 from rollcage.agents.cli_agent import AgentRun, Command, Reader
 from rollcage.agents.npm_agent import ANY, NpmAgent
 from rollcage.agents.packages import Package
 from rollcage.agents.stream_json import StreamJson, ToolKind
-from rollcage.types import HOME, JsonObject
+from rollcage.types import HOME, JsonObject, ScriptedCall
 
 _STATE = ".qwen"
 _KINDS: dict[str, ToolKind] = {
@@ -39,8 +40,16 @@ class QwenCode(NpmAgent):
     }
     own_paths = (f"{HOME}/{_STATE}",)
     accepts = frozenset(("system_prompt", "enabled_tools", "disabled_tools", "config"))
-    tools = frozenset((*_KINDS, "agent", "skill", "todo_write"))
+    tools = frozenset(
+        (*_KINDS, "agent", "get_goal", "list_agents", "notebook_edit", "skill", "tool_search", "update_goal")
+    )
     takes_mcp = True
+    tool_words = ToolWords(
+        run=lambda command: ScriptedCall(
+            name="run_shell_command", arguments={"command": command, "description": "do it", "is_background": False}
+        ),
+        edit=lambda path, text: ScriptedCall(name="write_file", arguments={"file_path": path, "content": text}),
+    )
 
     def command(self, run: AgentRun) -> Command:
         """`config` goes into its settings.json."""

@@ -14,6 +14,7 @@ import click
 
 from rollcage import errors
 from rollcage.cli import (
+    agent,
     audit,
     completion,
     demo,
@@ -72,6 +73,7 @@ for _command in (
         reverify.reverify,
         export.export,
         tasks.tasks,
+        agent.agent,
         image.image,
         model.model,
         sandbox.sandbox,

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import anyio
 
 from rollcage.cli.output import program
-from rollcage.cli.prepare import missing_layers
+from rollcage.cli.prepare import describe, missing_layers
 from rollcage.cli.text import seconds_of
 from rollcage.endpoints import EndpointRequest, kind_of, resolve
 from rollcage.errors import ModelError, RollcageError, UsageError
@@ -59,6 +59,7 @@ async def findings(settings: Settings, request: EndpointRequest) -> AsyncIterato
     async for finding in _engine(settings):
         yield finding
     yield await _agent(settings)
+    yield _other_agents(settings)
     yield _server()
     if request.names_something:
         yield await _endpoint(request, settings)
@@ -171,6 +172,16 @@ async def _agent(settings: Settings) -> Finding:
     if missing:
         return Finding(name="agent", ok=False, detail=f"{name} is not prepared", remedy=f"run: {program()} setup")
     return Finding(name="agent", ok=True, detail=f"{name} is prepared")
+
+
+def _other_agents(settings: Settings) -> Finding:
+    """Which of the others are here; each is fetched when it is first used."""
+    rows = [row for row in describe(settings) if row["installed"] is not None and row["name"] != "opencode"]
+    here = [f"{row['name']} {row['version']}" for row in rows if row["installed"]]
+    missing = [str(row["name"]) for row in rows if not row["installed"]]
+    detail = f"installed: {', '.join(here) or 'none'}; not yet: {', '.join(missing) or 'none'}"
+    remedy = f"fetched when first used; now: {program()} agent install {missing[0]}" if missing else ""
+    return Finding(name="other agents", ok=True, needed=False, detail=detail, remedy=remedy)
 
 
 def _server() -> Finding:

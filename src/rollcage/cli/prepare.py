@@ -12,23 +12,31 @@ from typing import TextIO
 import anyio
 
 from rollcage.cli.text import seconds_of
+from rollcage.errors import UsageError
 from rollcage.sandboxes.layers import Layer
 from rollcage.settings import Settings
-from rollcage.wiring import agent, provider
+from rollcage.types import JsonObject
+from rollcage.wiring import agents, provider
 
 _TERMINAL_S, _PLAIN_S = 0.2, 2.0
 """How often progress is told: a line that is written over, and lines of their own."""
 
 
-def missing_layers(settings: Settings) -> Sequence[Layer]:
-    """What is not prepared yet on this machine."""
-    layers = provider(settings).layers
-    return [layer for layer in agent(settings).layers() if not layers.has(layer)]
+START_CPU_S = {"opencode": 2.8, "claude-code": 1.1, "codex": 0.5, "pi": 1.6, "qwen-code": 3.5, "mini-swe-agent": 1.0}
+"""CPU seconds of a rollout with three model calls, as `bench/agents.py` measured them (docs/agents.md)."""
 
 
-async def prepare(settings: Settings) -> Sequence[Layer]:
-    """Fetch and build what is missing, once, and tell about it on stderr; what was built."""
-    missing, layers = missing_layers(settings), provider(settings).layers
+def missing_layers(settings: Settings, name: str = "opencode") -> Sequence[Layer]:
+    """What is not prepared yet on this machine, of one agent."""
+    known, layers = agents(settings), provider(settings).layers
+    if name not in known:
+        raise UsageError(f"no {name!r} here", argument="agent", remedy=f"known: {', '.join(sorted(known))}")
+    return [layer for layer in known[name].layers() if not layers.has(layer)]
+
+
+async def prepare(settings: Settings, name: str = "opencode") -> Sequence[Layer]:
+    """Fetch and build what is missing of an agent, once, and tell about it on stderr; what was built."""
+    missing, layers = missing_layers(settings, name), provider(settings).layers
     for layer in missing:
         started = anyio.current_time()
         _say(f"preparing {layer.name} (once)")
@@ -36,6 +44,27 @@ async def prepare(settings: Settings) -> Sequence[Layer]:
             await layers.ensure(layer)
         _say(f"{layer.name} is ready ({seconds_of(anyio.current_time() - started)})")
     return missing
+
+
+def describe(settings: Settings) -> list[JsonObject]:
+    """Every agent: what it is, whether it is here and how large it is."""
+    store = provider(settings).layers
+    rows: list[JsonObject] = []
+    for name, known in agents(settings).items():
+        layers = known.layers()
+        here = [store.folder_of(layer) for layer in layers]
+        size = sum(path.lstat().st_size for folder in here for path in folder.rglob("*") if not path.is_dir())
+        rows.append(
+            {
+                "name": name,
+                "version": known.version,
+                "wire": getattr(known, "wire", ""),
+                "installed": all(folder.exists() for folder in here) if layers else None,
+                "bytes": size,
+                "start_cpu_s": START_CPU_S.get(name),
+            }
+        )
+    return rows
 
 
 async def prepare_base(settings: Settings) -> bool:

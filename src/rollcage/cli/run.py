@@ -162,9 +162,9 @@ async def _rollout(settings: Settings, task: TaskFile, output: Output, interrupt
         opened_runner(settings, store) as runner,
     ):
         job = job_of(task, endpoint)
-        if (job.agent.name, job.sandbox.backend) == ("opencode", "local"):
+        if job.sandbox.backend == "local":
             # A rollout does it too, but without a word: the first download takes a while.
-            await prepare(settings)
+            await prepare(settings, job.agent.name)
         rollout_id = await runner.start(job)
 
         async def abort() -> None:

@@ -69,17 +69,18 @@ async def _check(settings: Settings, backend: str, only: Sequence[str], as_json:
         async for verdict in verdicts(provider, only=only):
             found.append(verdict)
             if not as_json:
-                _print_verdict(console, verdict)
+                print_verdict(console, verdict)
     failed = [verdict for verdict in found if verdict.outcome == "failed"]
     if as_json:
         rows = [verdict.model_dump(mode="json") for verdict in found]
         write_json({"backend": backend, "conforms": not failed, "notes": list(notes), "checks": rows})
     else:
-        _conclude(console, backend, found, notes)
+        conclude(console, backend, found, notes)
     return codes.BROKEN if failed else codes.OK
 
 
-def _print_verdict(console: Screen, verdict: CheckVerdict) -> None:
+def print_verdict(console: Screen, verdict: CheckVerdict) -> None:
+    """One line for a check, and what was seen where it failed."""
     from rich.text import Text
 
     from rollcage.cli.narrator import BAD, DIM, GOOD, STRONG, WARN
@@ -96,7 +97,8 @@ def _print_verdict(console: Screen, verdict: CheckVerdict) -> None:
         console.print(Text(f"    {one_line(verdict.detail)}", style=style), soft_wrap=True)
 
 
-def _conclude(console: Screen, backend: str, found: Sequence[CheckVerdict], notes: Sequence[str]) -> None:
+def conclude(console: Screen, backend: str, found: Sequence[CheckVerdict], notes: Sequence[str]) -> None:
+    """The last line: how many hold."""
     from rich.text import Text
 
     from rollcage.cli.narrator import BAD, GOOD, STRONG, WARN

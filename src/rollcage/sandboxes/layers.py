@@ -57,15 +57,16 @@ class LayerStore:
 
     def has(self, layer: Layer) -> bool:
         """Whether somebody has built it."""
-        return self._place(layer).exists()
+        return self.folder_of(layer).exists()
 
-    def _place(self, layer: Layer) -> Path:
+    def folder_of(self, layer: Layer) -> Path:
+        """Where it is, or will be."""
         digest = hashlib.sha256(f"{layer.name}\0{layer.key}".encode()).hexdigest()[:20]
         return self.folder / f"{re.sub(r'[^A-Za-z0-9_.]', '_', layer.name)[:40]}-{digest}"
 
     async def ensure(self, layer: Layer) -> Path:
         """The layer's folder, built now if nobody has built it yet."""
-        final = self._place(layer)
+        final = self.folder_of(layer)
         if final.exists():
             return final
         async with locked(self._lock(final.name)):

@@ -101,7 +101,7 @@ class RolloutRequest(EndpointArguments, _Instruction):
     max_turns: Annotated[int, Option()] = Field(default=0, ge=0, lt=2**31, title="Most turns")
     """How many model calls the agent may make; 0 means no limit."""
     agent: Annotated[str, Option(metavar="NAME")] = "opencode"
-    """The agent CLI."""
+    """The agent CLI: opencode, claude-code, codex, pi, qwen-code, mini-swe-agent, ... (`rollcage agent ls`)."""
     driver: Annotated[str, Option(metavar="NAME")] = ""
     """How the agent is driven, where it knows more than one way: OpenCode by `serve` (the server's default) or
     `run`."""

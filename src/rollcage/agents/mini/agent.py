@@ -15,14 +15,14 @@ from anyio.abc import ByteReceiveStream
 from pydantic import Field, ValidationError
 
 from rollcage.agent_events import AGENT_EVENT, AgentEvent, AgentNote, AgentOutput, AgentReportedError
-from rollcage.agents.base import AgentContext, AgentExit, Emit
+from rollcage.agents.base import AgentContext, AgentExit, Emit, ToolWords
 from rollcage.agents.lines import lines
 from rollcage.errors import AgentError, UsageError
 from rollcage.events import AgentEmitted, AgentStarted
 from rollcage.json_safe import json_safe
 from rollcage.sandboxes.base import Process, Sandbox, Tail
 from rollcage.sandboxes.layers import Layer
-from rollcage.types import AgentSpec, JsonObject, Value
+from rollcage.types import AgentSpec, JsonObject, ScriptedCall, Value
 
 SYSTEM_PROMPT = """\
 You work on a task in a Linux box, with one tool: bash. Each command runs in a new shell in the working folder.
@@ -47,7 +47,9 @@ class Mini:
 
     name = "mini"
     version = "1"
+    wire = "chat"
     own_paths: Sequence[str] = ()
+    tool_words = ToolWords(run=lambda command: ScriptedCall(name="bash", arguments={"command": command}))
 
     def check(self, spec: AgentSpec) -> None:
         """It can be given a system prompt, environment variables and bounds on its commands."""

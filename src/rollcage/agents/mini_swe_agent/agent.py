@@ -21,10 +21,11 @@ from rollcage.agent_events import (
     AgentToolCall,
     AgentUsage,
 )
+from rollcage.agents.base import ToolWords
 from rollcage.agents.cli_agent import AgentRun, Command, Reader
 from rollcage.agents.fields import count, is_number, table, tables, text
 from rollcage.agents.python_agent import PythonAgent
-from rollcage.types import HOME, JsonObject
+from rollcage.types import HOME, JsonObject, ScriptedCall
 
 _STATE = ".mini-swe-agent"
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -39,6 +40,10 @@ class MiniSweAgent(PythonAgent):
     wire = "chat"
     own_paths = (f"{HOME}/{_STATE}",)
     accepts = frozenset(("system_prompt", "config"))
+    tool_words = ToolWords(
+        run=lambda command: ScriptedCall(name="bash", arguments={"command": command}),
+        submit=SUBMIT,
+    )
     driver = resources.files(__package__).joinpath("inside.py").read_text(encoding="utf-8")
 
     def command(self, run: AgentRun) -> Command:

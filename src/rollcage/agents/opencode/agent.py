@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 import anyio
 from anyio.abc import TaskStatus
 
-from rollcage.agents.base import AgentContext, AgentExit, Emit
-from rollcage.agents.opencode.config import BINARY, PROVIDER, config_of, environment_of, permissions_of
+from rollcage.agents.base import AgentContext, AgentExit, Emit, ToolWords
+from rollcage.agents.opencode.config import BINARY, PROVIDER, TOOLS, config_of, environment_of, permissions_of
 from rollcage.agents.opencode.listener import MAX_EVENTS
 from rollcage.agents.opencode.package import cpu_flags, layer_of, package_for
 from rollcage.agents.opencode.printed import Printed
@@ -28,7 +28,7 @@ from rollcage.errors import UsageError
 from rollcage.events import AgentStarted
 from rollcage.sandboxes.base import Sandbox
 from rollcage.sandboxes.layers import Layer
-from rollcage.types import HOME, AgentSpec, JsonObject
+from rollcage.types import HOME, AgentSpec, JsonObject, ScriptedCall
 
 DRIVERS = ("run", "serve")
 DRIVER = "run"
@@ -51,6 +51,12 @@ class OpenCode:
         )
     )
     origin = staticmethod(origin)
+    tool_words = ToolWords(
+        run=lambda command: ScriptedCall(name="bash", arguments={"command": command, "description": "do it"}),
+        edit=lambda path, text: ScriptedCall(name="write", arguments={"filePath": path, "content": text}),
+    )
+    wire = "chat"
+    tools = TOOLS
 
     def __init__(self, downloads: Path, registry: str = "") -> None:
         """`downloads`: where the fetched package is kept; `registry`: where it comes from on machines without npm."""

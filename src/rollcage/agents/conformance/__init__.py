@@ -1,0 +1,12 @@
+"""The agent conformance suite: what every agent must hold, tried with a scripted model. No test runner is needed.
+
+    async for verdict in check(agent, provider):
+        print(verdict.outcome, verdict.name, verdict.detail)
+
+`rollcage agent check codex` runs it from the command line.
+"""
+
+from rollcage.agents.conformance.checks import CHECKS
+from rollcage.agents.conformance.suite import check, chosen, opened_subject
+
+__all__ = ["CHECKS", "check", "chosen", "opened_subject"]

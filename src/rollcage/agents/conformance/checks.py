@@ -1,0 +1,253 @@
+"""What every agent must hold. Most checks look at one rollout from different sides: starting an agent is dear."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import anyio
+
+from rollcage.agents.conformance.subject import PROBE, PROMPT, WORKDIR, Played, Subject, without_builds
+from rollcage.errors import UsageError
+from rollcage.sandboxes.base import sh
+from rollcage.sandboxes.conformance.values import NotApplicable, expect, same
+from rollcage.types import AgentSpec, Endpoint, Limits, Outcome, Purpose, SandboxSpec, ScriptedTurn
+
+Trial = Callable[[Subject], Awaitable[None]]
+LARGE = "".join(f"line {number}: the whole prompt arrives, \u00e4 \u4e16\n" for number in range(2700))
+"""More than 100 kB, and less than what one argument may hold."""
+SYSTEM = "You are on trial: {{ braces }} and $variables stay as they are."
+ABORT_S = 2.0
+
+
+@dataclass(frozen=True)
+class AgentCheck:
+    """One thing that must hold of every agent."""
+
+    name: str
+    holds: str
+    """What must hold, in one sentence."""
+    run: Trial
+    """Returns where it holds, raises where it does not."""
+
+
+CHECKS: list[AgentCheck] = []
+
+
+def _check(name: str, holds: str) -> Callable[[Trial], Trial]:
+    def decorate(trial: Trial) -> Trial:
+        CHECKS.append(AgentCheck(name, holds, trial))
+        return trial
+
+    return decorate
+
+
+@_check("install.layers", "its layers are built, or are there")
+async def _layers(subject: Subject) -> None:
+    spec = SandboxSpec(backend=subject.provider.name, template=subject.template)
+    async with subject.provider.open(spec, subject.agent.layers()) as box:
+        same((await sh(box, "true")).code, 0, "a command in its box")
+
+
+@_check("install.once", "a second box is opened from what was built: nothing is fetched or built again")
+async def _once(subject: Subject) -> None:
+    spec = SandboxSpec(backend=subject.provider.name, template=subject.template)
+    async with subject.provider.open(spec, without_builds(subject.agent.layers())) as box:
+        same((await sh(box, "true")).code, 0, "a command in its box")
+
+
+def _well(played: Played) -> None:
+    rollout = played.rollout
+    expect(rollout.outcome is Outcome.FINISHED, f"it ended so: {rollout.outcome}, {rollout.error}")
+
+
+@_check("run.finishes", "without network it plays the script to its end, its exit code is 0, the task's reward is 1")
+async def _finishes(subject: Subject) -> None:
+    played = await subject.usual()
+    _well(played)
+    same(played.rollout.agent_exit_code, 0, "exit code")
+    same(played.rollout.reward, 1.0, "reward")
+
+
+@_check("run.no_egress", "nothing of it tries to reach the network: no packet without a route, no name looked up")
+async def _no_egress(subject: Subject) -> None:
+    played = await subject.usual()
+    _well(played)
+    if played.egress is None:
+        raise NotApplicable("the boxes of this backend do not count it")
+    same(played.egress, 0, "attempts to reach the network")
+
+
+@_check("prompt.verbatim", "the prompt reaches the model as it is: leading dashes, many scripts, blanks at its ends")
+async def _verbatim(subject: Subject) -> None:
+    expect(_told((await subject.usual()), PROMPT), "the prompt is not in the first request as it was given")
+
+
+@_check("prompt.large", "a prompt of 100 kB reaches the model whole, in one piece")
+async def _large(subject: Subject) -> None:
+    expect(len(LARGE.encode()) > 100_000, "the prompt is not large")
+    expect(_told(await _configured(subject), LARGE), "the prompt is not in the first request as it was given")
+
+
+@_check("turns.trainable", "every turn is the agent's own and trainable, with prompt ids, and there are no others")
+async def _trainable(subject: Subject) -> None:
+    played = await subject.usual()
+    _well(played)
+    turns = played.rollout.turns
+    same(len(turns), 4 if subject.words.edit else 3, "model calls")
+    for turn in turns:
+        same(turn.purpose, Purpose.AGENT, f"purpose of turn {turn.index}")
+        expect(turn.trainable and turn.prompt_ids and turn.tokens, f"turn {turn.index}: {turn.untrainable_reason}")
+
+
+@_check("tools.run", "a command is run in the box, and the model is told what came of it")
+async def _run(subject: Subject) -> None:
+    played = await subject.usual()
+    _well(played)
+    told = json.dumps(played.rollout.turns[-1].request["messages"][-1])
+    expect(PROBE in told, f"the model was told: {told[-300:]}")
+
+
+@_check("tools.edit", "its own tool for files writes one")
+async def _edit(subject: Subject) -> None:
+    if subject.words.edit is None:
+        raise NotApplicable("it has no tool for files: its model edits them with commands")
+    played = await subject.usual()
+    _well(played)
+    path = f"{WORKDIR}/edited.txt"
+    found = [edit for call in played.calls for edit in call.edits if edit.path.endswith("edited.txt")]
+    same([edit.added for edit in found], ["by its own tool\n"], f"edits of {path} in its events")
+    content = played.rollout.files.get("edited.txt", played.rollout.files.get(path))
+    same(content, "by its own tool\n", "the file")
+
+
+@_check("events.complete", "its events tell every word of the model's and every call with its result, in neutral words")
+async def _complete(subject: Subject) -> None:
+    played = await subject.usual()
+    _well(played)
+    said = "\n".join(played.texts)
+    for number in range(3 if subject.words.edit else 2):
+        expect(f"Step {number}." in said, f"'Step {number}.' is not among what it said")
+    expect("All is done." in said, "its last words are not among what it said")
+    expect(all(call.ended for call in played.calls), "a call has no end")
+    expect(any(PROBE in call.result for call in played.calls), "the result of a command is in no event")
+
+
+@_check("end.model_error", "where its model fails, its exit code is not 0, and the rollout says that it was the model")
+async def _model_error(subject: Subject) -> None:
+    played = await subject.play("Try.", [ScriptedTurn(status=404, text="no such model")])
+    expect(played.rollout.agent_exit_code not in (0, None), f"exit code {played.rollout.agent_exit_code}")
+    same(played.rollout.outcome, Outcome.MODEL_UNREACHABLE, "outcome")
+
+
+@_check("end.limit", "where a limit is reached, it ends by itself, and the rollout names the limit")
+async def _limit(subject: Subject) -> None:
+    script = subject.script("true", "true", "true")
+    played = await subject.play("Go on.", script, limits=Limits(max_turns=1))
+    same(played.rollout.outcome, Outcome.LIMIT_REACHED, "outcome")
+    expect(played.rollout.agent_exit_code not in (0, None), f"exit code {played.rollout.agent_exit_code}")
+
+
+@_check("end.children", "what it started in the background is dead when it has ended")
+async def _children(subject: Subject) -> None:
+    played = await subject.usual()
+    _well(played)
+    same(played.left_alive, "", "processes that are still there")
+
+
+@_check("end.abort", f"aborted while its model thinks, it is gone within {ABORT_S:g} s, and the model is left alone")
+async def _abort(subject: Subject) -> None:
+    aborted = 0.0
+
+    async def abort(scope: anyio.CancelScope, endpoint: Endpoint) -> None:
+        nonlocal aborted
+        while not subject.model.requests(endpoint):  # noqa: ASYNC110 - it has no event to wait for
+            await anyio.sleep(0.01)
+        aborted = time.monotonic()
+        scope.cancel()
+
+    thinks = [ScriptedTurn(text="Too late.", delay_s=3600)]
+    played = await subject.play("Think.", thinks, while_running=abort)
+    took = time.monotonic() - aborted
+    same(played.rollout.outcome, Outcome.ABORTED, "outcome")
+    expect(took <= ABORT_S * subject.pace, f"it took {took:.2f} s")
+    with anyio.move_on_after(ABORT_S * subject.pace):
+        while subject.model.open_requests:  # noqa: ASYNC110 - it has no event to wait for
+            await anyio.sleep(0.01)
+    same(subject.model.open_requests, 0, "requests that the model still answers")
+
+
+@_check("secrets.none", "the real key of the model is in none of its files, events or requests")
+async def _secrets(subject: Subject) -> None:
+    played = await subject.usual()
+    _well(played)
+    same(played.holding_key, "", "files with the key")
+
+
+@_check("config.system_prompt", "a system prompt of the job's reaches the model as it is, or is refused by name")
+async def _system_prompt(subject: Subject) -> None:
+    _refused(subject, "system_prompt", SYSTEM)
+    expect(_told(await _configured(subject), SYSTEM), "it is not in the first request")
+
+
+@_check("config.env", "variables of the job's are in the environment of its commands")
+async def _env(subject: Subject) -> None:
+    played = await _configured(subject)
+    _well(played)
+    expect("probe-7" in json.dumps(played.rollout.turns[-1].request["messages"]), "a command did not see it")
+
+
+@_check("config.tools", "a tool that the job disables is not offered to the model, or that is refused by name")
+async def _tools(subject: Subject) -> None:
+    tool = _spare_tool(subject)
+    _refused(subject, "disabled_tools", _disabled(subject) or ("bash",))
+    offered = [one.get("function", {}).get("name") for one in (await _configured(subject)).first.get("tools", [])]
+    expect(offered and tool not in offered, f"{tool} is among {', '.join(map(str, offered))}")
+    usual = [one.get("function", {}).get("name") for one in (await subject.usual()).first.get("tools", [])]
+    expect(tool in usual, f"{tool} is not offered anyway")
+
+
+def _spare_tool(subject: Subject) -> str:
+    """The tool for files, as its model calls it."""
+    return "" if subject.words.edit is None else subject.words.edit("", "").name
+
+
+def _refused(subject: Subject, field: str, value: object) -> None:
+    try:
+        subject.agent.check(AgentSpec(name=subject.agent.name, **{field: value}))
+    except UsageError as error:
+        expect(error.argument in (field, "agent"), f"what is refused is not named: {error}")
+        raise NotApplicable(f"refused: {error}") from None
+
+
+async def _configured(subject: Subject) -> Played:
+    """A rollout with everything set that it takes, and the large prompt; played once."""
+    if subject.configured is None:
+        spec: dict[str, object] = {"env": {"ROLLCAGE_PROBE": "probe-7"}}
+        for field, value in {"system_prompt": SYSTEM, "disabled_tools": _disabled(subject)}.items():
+            try:
+                subject.agent.check(AgentSpec(name=subject.agent.name, **{field: value}))
+            except UsageError:
+                continue
+            spec[field] = value
+        script = subject.script('printf "%s" "$ROLLCAGE_PROBE"')
+        subject.configured = await subject.play(LARGE, script, spec=spec)
+    return subject.configured
+
+
+def _disabled(subject: Subject) -> tuple[str, ...]:
+    tool = _spare_tool(subject)
+    together = {"write", "edit", "apply_patch"} if subject.agent.name == "opencode" else {tool}
+    return tuple(sorted(together)) if tool else ()
+
+
+def _told(played: Played, words: str) -> bool:
+    """Whether the first request has these words in one piece."""
+    for message in played.first.get("messages", []):
+        content = message.get("content")
+        parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content or []]
+        if any(words in part for part in parts):
+            return True
+    return False

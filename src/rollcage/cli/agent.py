@@ -1,0 +1,140 @@
+"""`rollcage agent`: which coding agents there are, fetch one, try one out. Heavy parts are imported when used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from rollcage.cli import codes
+from rollcage.cli.options import JSON
+
+if TYPE_CHECKING:
+    from rollcage.settings import Settings
+
+
+@click.group()
+def agent() -> None:
+    """The coding agents.
+
+    \b
+    Examples:
+      rollcage agent ls
+      rollcage agent install codex
+      rollcage agent check codex
+    """
+
+
+@agent.command("ls")
+@JSON
+def list_agents(as_json: bool) -> int:
+    """List the agents: version, what they speak to their model, whether they are installed, and how large.
+
+    \b
+    Example:
+      rollcage agent ls --json
+    """
+    from rollcage.cli.output import environment, write_json
+    from rollcage.cli.prepare import describe
+    from rollcage.cli.screen import screen
+
+    settings = environment()
+    rows = describe(settings)
+    if as_json:
+        write_json({"agents": rows})
+        return codes.OK
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("agent", "version", "wire", "installed", "size", "CPU per start"):
+        table.add_column(title)
+    for row in rows:
+        here = {True: "yes", False: "no", None: "needs nothing"}[row["installed"]]
+        size = f"{row['bytes'] / 1e6:.0f} MB" if row["bytes"] else ""
+        cpu = f"{row['start_cpu_s']:.1f} s" if row["start_cpu_s"] is not None else ""
+        table.add_row(row["name"], row["version"], row["wire"], here, size, cpu)
+    screen(settings).print(table)
+    return codes.OK
+
+
+@agent.command()
+@click.argument("names", nargs=-1, required=True)
+@JSON
+def install(names: Sequence[str], as_json: bool) -> int:
+    """Fetch agents and build their layers, once.
+
+    \b
+    Examples:
+      rollcage agent install codex pi
+      rollcage agent install codex@0.169.0
+    """
+    import anyio
+
+    from rollcage.cli.output import environment, write_json
+    from rollcage.cli.prepare import prepare
+
+    async def install() -> list[str]:
+        return [layer.name for name in names for layer in await prepare(environment(), name)]
+
+    built = anyio.run(install)
+    if as_json:
+        write_json({"built": built})
+    return codes.OK
+
+
+@agent.command()
+@click.argument("name")
+@click.option("--only", multiple=True, metavar="CHECK", help="Only this check, or those whose names begin so.")
+@click.option("--sandbox", "backend", default="local", metavar="NAME", help="The backend whose boxes it is tried in.")
+@JSON
+def check(name: str, only: Sequence[str], backend: str, as_json: bool) -> int:
+    """Try out an agent with a scripted model: everything that an agent must hold.
+
+    Exit code 0: it is fit for use. 1: a check failed. 3: no box can be opened here.
+
+    \b
+    Examples:
+      rollcage agent check codex
+      rollcage agent check path/to/agent.py:MyAgent --only prompt --json
+    """
+    import anyio
+
+    from rollcage.cli.output import environment
+
+    return anyio.run(_check, environment(), name, only, backend, as_json)
+
+
+async def _check(settings: Settings, name: str, only: Sequence[str], backend: str, as_json: bool) -> int:
+    from rollcage.agents.conformance import check as verdicts
+    from rollcage.agents.conformance import chosen
+    from rollcage.cli.output import write_json
+    from rollcage.cli.prepare import prepare
+    from rollcage.cli.sandbox import conclude, print_verdict
+    from rollcage.cli.screen import screen
+    from rollcage.errors import UsageError
+    from rollcage.sandboxes.conformance.backends import traits_of
+    from rollcage.wiring import agents, providers
+
+    known, backends = agents(settings), providers(settings)
+    if name not in known:
+        raise UsageError(f"no {name!r} here", argument="agent", remedy=f"known: {', '.join(sorted(known))}")
+    if backend not in backends:
+        raise UsageError(f"no sandbox backend is called {backend!r}; there are {', '.join(backends)}")
+    chosen(only)
+    if backend == "local":
+        await prepare(settings, name)
+    console, found = screen(settings), []
+    async with backends[backend]() as provider:
+        traits = traits_of(provider)
+        async for verdict in verdicts(known[name], provider, only=only, pace=traits.pace, template=traits.template):
+            found.append(verdict)
+            if not as_json:
+                print_verdict(console, verdict)
+    failed = [verdict for verdict in found if verdict.outcome == "failed"]
+    if as_json:
+        rows = [verdict.model_dump(mode="json") for verdict in found]
+        write_json({"agent": name, "version": known[name].version, "conforms": not failed, "checks": rows})
+    else:
+        conclude(console, name, found, ())
+    return codes.BROKEN if failed else codes.OK

@@ -1,0 +1,92 @@
+"""A user's own agent, as docs/agents.md writes one: found by its file, run in a box; and one that asks no model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rollcage.agents.catalog import AgentCatalog
+from rollcage.agents.cli_agent import Downloads
+from rollcage.agents.conformance import check
+from rollcage.agents.mini import Mini
+from rollcage.errors import UsageError
+from rollcage.runner import Registry, Runner
+from rollcage.sandboxes.local.provider import LocalProvider
+from rollcage.simulators import ScriptedModel
+from rollcage.store import Store
+from rollcage.types import AgentSpec, Blame, Job, Outcome, Task
+
+DOCS = Path(__file__).parents[2] / "docs" / "agents.md"
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    (code,) = re.findall(r"```python\n(.*?class MyAgent.*?)```", DOCS.read_text(), re.DOTALL)
+    (tmp_path / "my_agent.py").write_text(code.rpartition("```python")[2])
+    return f"{tmp_path / 'my_agent.py'}:MyAgent"
+
+
+def catalog(tmp_path: Path, *, local: bool = True) -> AgentCatalog:
+    return AgentCatalog([Mini()], Downloads(tmp_path), local=local)
+
+
+async def test_the_agent_of_the_docs_holds_all_but_what_the_docs_say(own: str, tmp_path: Path, state_dir: Path) -> None:
+    agent = catalog(tmp_path)[own]
+    async with LocalProvider(state_dir) as provider:
+        found = {verdict.name: verdict async for verdict in check(agent, provider, pace=30)}
+    assert [name for name, verdict in found.items() if verdict.outcome == "failed"] == ["events.complete"], found
+
+
+def test_a_file_is_loaded_for_those_only_who_could_run_it(own: str, tmp_path: Path) -> None:
+    assert own in catalog(tmp_path)
+    with pytest.raises(UsageError, match="over the network"):
+        catalog(tmp_path, local=False)[own]
+
+
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "empty.py").write_text("class Nothing: pass")
+    for name, words in {
+        "missing.py:Agent": "there is no file",
+        f"{tmp_path}/broken.py:Agent": "ZeroDivisionError",
+        f"{tmp_path}/empty.py:Agent": "has no class 'Agent'",
+        f"{tmp_path}/empty.py:Nothing": "is no agent: it has no name",
+        "mini@2": "mini has one version, 1",
+    }.items():
+        with pytest.raises(UsageError, match=words):
+            catalog(tmp_path)[name]
+
+
+MUTE = """
+from rollcage.agents.cli_agent import CliAgent, Command
+
+class Mute(CliAgent):
+    name, version, wire = "mute", "1", "chat"
+    program = ["sh", "-c", "echo 'no key in $KEY, nothing to do' >&2"]
+
+    def layers(self):
+        return []
+
+    def command(self, run):
+        return Command([], {}, run.instruction)
+"""
+
+
+async def test_exit_0_without_a_model_call_is_a_failure_with_its_last_words(
+    tmp_path: Path, backends: Registry, store: Store, model: ScriptedModel
+) -> None:
+    (tmp_path / "mute.py").write_text(MUTE)
+    name = f"{tmp_path}/mute.py:Mute"
+    registry = Registry(providers=backends.providers, agents=catalog(tmp_path), gateway=backends.gateway)
+    async with Runner.open(store, registry) as runner:
+        job = Job(
+            task=Task(instruction="Work.", verify=("true",)), model=model.endpoint([]), agent=AgentSpec(name=name)
+        )
+        rollout = await runner.wait(await runner.start(job))
+    assert (rollout.outcome, rollout.error_code) == (Outcome.AGENT_FAILED, "no_model_call")
+    assert rollout.agent_exit_code == 0
+    assert rollout.error is not None
+    assert "never called its model" in rollout.error and "no key in $KEY, nothing to do" in rollout.error
+    assert (rollout.reward, rollout.blame) == (None, Blame.INFRASTRUCTURE)
