@@ -54,6 +54,7 @@ agents.mini            : agents sandboxes {LEAVES}
 agents.mini.inside     :
 agents.mini_swe_agent  : agents sandboxes {LEAVES}
 agents.mini_swe_agent.inside :
+agents.catalog         : agents agents.opencode agents.mini_swe_agent sandboxes {LEAVES}
 agents.conformance     : agents sandboxes sandboxes.conformance gateway rollout simulators {LEAVES}
 environments           : mcp sandboxes {LEAVES}
 environments.mcp       : environments mcp {LEAVES}

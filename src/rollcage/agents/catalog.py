@@ -105,7 +105,10 @@ def _from_file(name: str, downloads: Downloads) -> Agent:
 
 def _made(kind: Callable[..., Agent], name: str, downloads: Downloads) -> Agent:
     try:
-        agent: Agent = kind(downloads) if isinstance(kind, type) and issubclass(kind, CliAgent) else kind()
+        if isinstance(kind, type) and issubclass(kind, CliAgent):
+            agent: Agent = kind(downloads)
+        else:
+            agent = kind()
     except Exception as error:
         raise UsageError(f"{name} cannot be made: {type(error).__name__}: {error}", argument="agent") from error
     for part in ("name", "version", "check", "layers", "solve", "log_tail", "own_paths"):
