@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any
 
 from rollcage.agents.base import Agent
 from rollcage.agents.cli_agent import CliAgent, Downloads
@@ -103,12 +104,9 @@ def _from_file(name: str, downloads: Downloads) -> Agent:
     return _made(made, name, downloads)
 
 
-def _made(kind: Callable[..., Agent], name: str, downloads: Downloads) -> Agent:
+def _made(kind: Any, name: str, downloads: Downloads) -> Agent:
     try:
-        if isinstance(kind, type) and issubclass(kind, CliAgent):
-            agent: Agent = kind(downloads)
-        else:
-            agent = kind()
+        agent: Agent = kind(downloads) if isinstance(kind, type) and issubclass(kind, CliAgent) else kind()
     except Exception as error:
         raise UsageError(f"{name} cannot be made: {type(error).__name__}: {error}", argument="agent") from error
     for part in ("name", "version", "check", "layers", "solve", "log_tail", "own_paths"):
