@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rollcage.errors import UsageError
 from rollcage.sandboxes.base import PATH, Sandbox, run
 from rollcage.sandboxes.files import SKIPPED
 from rollcage.types import HOME
@@ -31,18 +32,27 @@ _ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_OPTIONAL_LOCKS": "0",
 }
+_EMPTY = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+"""The tree with nothing in it, which git knows in every repository."""
 _PATHS = " ".join(f"':(exclude,glob)**/{name}' ':(exclude,glob)**/{name}/**'" for name in SKIPPED)
 
 # Repositories within are not remembered: git would start itself in there, and run the monitor that the agent gave them.
+# Most workdirs are empty before the agent works: for those, none of the programs is started.
 _REMEMBER = f"""
 set -o pipefail
+shopt -s dotglob nullglob
+[ -d "$1" ] || mkdir -p -- "$1" || exit 2
 cd -- "$1" && command -v git >/dev/null || exit 3
-sizes=$(find . -type f -printf '%s\\n' | awk '{{ bytes += $1 }} END {{ print NR, int(bytes / 1048576) }}')
-[ "${{sizes% *}}" -le {MAX_FILES} ] && [ "${{sizes#* }}" -le {MAX_MEGABYTES} ] || exit 4
+found=(*)
+if [ ${{#found[@]}} -gt 0 ]; then
+  sizes=$(find . -type f -printf '%s\\n' | awk '{{ bytes += $1 }} END {{ print NR, int(bytes / 1048576) }}')
+  [ "${{sizes% *}}" -le {MAX_FILES} ] && [ "${{sizes#* }}" -le {MAX_MEGABYTES} ] || exit 4
+fi
 mkdir -p -- "$GIT_DIR/objects" "$GIT_DIR/refs" "$GIT_DIR/info" || exit 5
 echo 'ref: refs/heads/before' >"$GIT_DIR/HEAD"
 printf '%s\\n' '[core]' 'bare = false' 'compression = 0' 'hooksPath = /dev/null' 'fsmonitor = false' >"$GIT_DIR/config"
 printf '* !diff !text !eol !filter !ident !working-tree-encoding\\n' >"$GIT_DIR/info/attributes"
+[ ${{#found[@]}} -gt 0 ] || {{ echo {_EMPTY} >"$GIT_DIR/before"; exit; }}
 export GIT_WORK_TREE="$1"
 git add --all --force --ignore-errors -- . {_PATHS} 2>/dev/null
 git ls-files --stage -z | sed -zn 's/^160000 [^\t]*\t//p' | git update-index -z --force-remove --stdin &&
@@ -55,10 +65,10 @@ exit 0
 # made anew: the old one's times and sizes would be believed, and a quick agent changes a file within one tick.
 _COMPARE = f"""
 [ -s "$GIT_DIR/before" ] && cd -- "$1" || exit 3
-folder=$(mktemp -d) && before=$(cat -- "$GIT_DIR/before") || exit 4
-trap 'rm -rf -- "$folder"' EXIT
-export GIT_WORK_TREE="$1" GIT_INDEX_FILE="$folder/index"
-git read-tree "$before" || exit 5
+before=$(<"$GIT_DIR/before") || exit 4
+export GIT_WORK_TREE="$1" GIT_INDEX_FILE="/tmp/.index-$$-$RANDOM$RANDOM"
+trap 'rm -f -- "$GIT_INDEX_FILE"' EXIT
+[ "$before" = {_EMPTY} ] || git read-tree "$before" || exit 5
 git add --intent-to-add --force --ignore-errors -- . {_PATHS} 2>/dev/null
 git diff --no-color --no-ext-diff --no-textconv --find-renames --ignore-submodules "$before" --
 """
@@ -81,12 +91,14 @@ class Patch(NamedTuple):
 
 
 async def snapshot_workdir(box: Sandbox, workdir: str) -> tuple[str, ...] | None:
-    """Remember the workdir as it is, and say which files in it are tests; None where it is too large for that, or the
-    box has no git."""
+    """Remember the workdir as it is, made if there is none, and say which files in it are tests; None where it is too
+    large for that, or the box has no git."""
     script = _shell(_REMEMBER, workdir)
     ran = await run(
         box, script, env=_ENVIRONMENT, inherit_image_env=False, cwd="/", timeout_s=TIMEOUT_S, limit=MAX_PATCH_BYTES
     )
+    if ran.code == 2:
+        raise UsageError(f"workdir {workdir}: {ran.stderr.text.strip()}")
     if ran.code:
         return None
     names = ran.stdout.data.decode("utf-8", "surrogateescape").split("\0")[:-1]

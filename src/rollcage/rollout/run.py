@@ -196,7 +196,9 @@ async def set_up(job: Job, box: Sandbox, log: Log, trees: Trees | None = None) -
     """The task's files and commands."""
     if isinstance(box, InProcessSandbox):
         return
-    await stage_files(box, job.task, trees)
+    # Else the snapshot makes the workdir, with the one command that it takes.
+    if job.task.files or job.task.setup or trees:
+        await stage_files(box, job.task, trees)
     seconds = job.task.limits.setup_timeout_s
     failed = await run_commands(box, job, job.task.setup, stage=Stage.SETUP, log=log, seconds=seconds)
     if failed:

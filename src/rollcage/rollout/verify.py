@@ -50,17 +50,20 @@ _REACHING = re.compile(
 """What code under test speaks of that means to reach its judge; rarely, honest code does."""
 _TESTS = re.compile(TESTS)
 
-# Whatever lies where the verifier will look is removed, links themselves and not what they point at.
+# Whatever lies where the verifier will look is removed, links themselves and not what they point at. Programs are
+# started only where there is something to remove or to change: usually there is not.
 _CLEAR = """
 for path in {logs} {tests}; do
   if [ -L "$path" ] || {{ [ -e "$path" ] && [ ! -d "$path" ]; }}; then rm -f -- "$path"; fi
 done
 [ -d "$1" ] && [ ! -L "$1" ] || rm -f -- "$1"
-mkdir -p -- "$1" && chmod u+rwx -- "$1" || exit 1
 for path in {reward} {tests}; do
+  [ -e "$path" ] || [ -L "$path" ] || continue
   [ ! -d "$path" ] || [ -L "$path" ] || chmod -R u+rwx -- "$path"
-  rm -rf -- "$path" && mkdir -p -- "$path" || exit 1
+  rm -rf -- "$path" || exit 1
 done
+mkdir -p -- "$1" {reward} {tests} || exit 1
+{{ [ -r "$1" ] && [ -w "$1" ] && [ -x "$1" ]; }} || chmod u+rwx -- "$1" || exit 1
 cd -- "$1" || exit 1
 # Links of the agent's to where tests and rewards will lie: nobody honest needs them.
 mapfile -d '' -t links < <(find . -type l -print0)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import AsyncIterable
+from contextlib import suppress
 from typing import NamedTuple
 
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from rollcage.errors import SandboxError
-from rollcage.sandboxes.base import PATH, CapturedOutput, Sandbox, run, tail
+from rollcage.sandboxes.base import PATH, CapturedOutput, Sandbox, Tail, tail
 
 SKIPPED = (".git", "__pycache__", "node_modules", ".venv")
 """Folders whose content is nobody's work."""
@@ -42,26 +43,74 @@ async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: flo
 
     `before`: shell text that is run first, in the same process, with the folder as its `$1`; its failure is an error.
     """
-    plain = {"PATH": PATH}
     prune = [word for name in SKIPPED for word in ("-name", name, "-o")][:-1]
     look = ["find", ".", "(", *prune, ")", "-prune", "-o", "!", "-type", "d", "-printf", r"%y %s %P\0"]
-    script = f'{before}\ncd -- "$1" || exit 1\nshift; exec "$@"'
-    listing = await run(
-        box,
-        ["bash", "--noprofile", "--norc", "-c", script, "collect", folder, *look],
-        env=plain,
-        inherit_image_env=False,
-        timeout_s=timeout_s,
-        limit=_LISTING_LIMIT,
-    )
-    if listing.code and not listing.stdout.data:
-        raise SandboxError(f"cannot look into {folder}: {listing.stderr.text.strip()}")
+    # One process for both: it lists, and packs what it is then told to. A row without a name ends the listing.
+    pack = "exec tar --create --ignore-failed-read --no-recursion --null --files-from=- --file=-"
+    script = f'{{ {before}\n:; }} </dev/null\ncd -- "$1" || exit 1\nshift; printf "\\0"; "$@"; printf "\\0"; {pack}'
+    argv = ["bash", "--noprofile", "--norc", "-c", script, "collect", folder, *look]
+    listing, archive, complaints = _Listing(), Tail(2 * MAX_TOTAL_BYTES + MAX_FILES * 4096), Tail(64 << 10)
     names: list[bytes] = []
     extra: dict[str, str] = {}
-    total = 0
     listed: list[str] = []
-    rows = listing.stdout.data.split(b"\0")
-    for row in sorted(rows[1:] if listing.stdout.truncated else rows):
+    async with box.spawn(argv, env={"PATH": PATH}, inherit_image_env=False) as process:
+        with anyio.move_on_after(timeout_s):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(complaints.drain, process.stderr)
+                await listing.read(process.stdout)
+                names, extra, listed = _chosen(listing.rows)
+                tasks.start_soon(archive.drain, process.stdout)
+                with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                    await process.stdin.send(b"".join(name + b"\0" for name in names))
+                await process.stdin.aclose()
+            await process.wait()
+    if not listing.begun:
+        raise SandboxError(f"cannot look into {folder}: {complaints.output.text.strip()}")
+    files: dict[str, str] = {}
+    if names:
+        files, binary = _untar(archive.output)
+        extra |= dict.fromkeys(binary, "binary")
+    return Collected(files, dict(sorted(extra.items())), tuple(listed), not listing.whole)
+
+
+class _Listing:
+    """Rows that end in NUL characters, after a NUL; an empty row is the last."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._cut = self.whole = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything came."""
+        return bool(self._data)
+
+    @property
+    def rows(self) -> list[bytes]:
+        """What came; of a longer listing the last part."""
+        rows = bytes(self._data).split(b"\0")
+        return sorted(rows[1:] if self._cut else rows)
+
+    async def read(self, stream: ByteReceiveStream) -> None:
+        """Read to the end of the rows, not of the stream."""
+        async for chunk in stream:
+            seen = max(0, len(self._data) - 1)
+            self._data += chunk
+            if self._data.find(b"\0\0", seen) >= 0:
+                self.whole = not self._cut
+                return
+            if len(self._data) > _LISTING_LIMIT:
+                del self._data[:-_LISTING_LIMIT]
+                self._cut = True
+
+
+def _chosen(rows: list[bytes]) -> tuple[list[bytes], dict[str, str], list[str]]:
+    """The names to be collected, why the others are not, and all of them."""
+    names: list[bytes] = []
+    extra: dict[str, str] = {}
+    listed: list[str] = []
+    total = 0
+    for row in rows:
         kind, _, rest = row.partition(b" ")
         size, _, name = rest.partition(b" ")
         if not name:
@@ -73,21 +122,7 @@ async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: flo
         else:
             names.append(name)
             total += int(size)
-    files: dict[str, str] = {}
-    if names:
-        archive = await run(
-            box,
-            ["tar", "--create", "--ignore-failed-read", "--no-recursion", "--null", "--files-from=-", "--file=-"],
-            stdin=b"\0".join(names) + b"\0",
-            env=plain,
-            inherit_image_env=False,
-            cwd=folder,
-            timeout_s=timeout_s,
-            limit=2 * MAX_TOTAL_BYTES + MAX_FILES * 4096,
-        )
-        files, binary = _untar(archive.stdout)
-        extra |= dict.fromkeys(binary, "binary")
-    return Collected(files, dict(sorted(extra.items())), tuple(listed), listing.stdout.truncated)
+    return names, extra, listed
 
 
 _KINDS = {b"l": "symlink", b"p": "pipe", b"s": "socket", b"c": "device", b"b": "device"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -23,7 +22,7 @@ def split_path(path: str) -> tuple[str, str]:
 
 def replace_file(folder: int, name: str, mode: int, fill: Callable[[int], None]) -> None:
     """Make or replace a file in an open folder, whatever stood there before. `fill` writes to a descriptor."""
-    draft = f".{secrets.token_hex(8)}"
+    draft = f".{os.urandom(8).hex()}"
     target = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         fill(target)

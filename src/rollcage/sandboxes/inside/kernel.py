@@ -6,7 +6,6 @@ import array
 import ctypes
 import fcntl
 import os
-import platform
 import socket
 import struct
 
@@ -47,7 +46,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_FILTER = 2
 
-_NR_PIVOT_ROOT = 155 if platform.machine() == "x86_64" else 41
+_NR_PIVOT_ROOT = 155 if os.uname().machine == "x86_64" else 41
 _NR_OPEN_TREE = 428
 _NR_MOVE_MOUNT = 429
 _NR_OPENAT2 = 437

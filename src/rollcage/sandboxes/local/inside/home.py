@@ -12,7 +12,6 @@ Nothing is ever mounted at, or looked up through, a path that a command could ha
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -370,7 +369,7 @@ def _mount(upper: int, stack: Stack, place: str = _HOME, area: Area = _IN_HOME) 
 def discard(folder: str, aside: str) -> None:
     """Delete a tree however deep it is: folders are moved to `aside`, on the same disk, before they are emptied."""
     # Another one may have been cut short here before.
-    waiting, count, mark = [folder], 0, secrets.token_hex(4)
+    waiting, count, mark = [folder], 0, os.urandom(4).hex()
     while waiting:
         current = waiting.pop()
         # By its descriptor: something may still die in the box, and could put a link in the folder's place.

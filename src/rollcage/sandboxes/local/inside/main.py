@@ -51,6 +51,8 @@ def main() -> None:
     # The dead are reaped by the kernel, orphans of a killed bubblewrap included.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     kernel.adopt_orphans()
+    # Children live for one request each, and this process makes no cycles: looking for some only dirties memory.
+    gc.disable()
     gc.freeze()
     # Whoever started us may be gone already: then there is nothing to do and nobody to tell.
     with suppress(BrokenPipeError):

@@ -19,6 +19,8 @@ PTS, JUDGED_PTS = "/pts", "/judged-pts"
 """Terminals of the box, and of the judged in it."""
 MOST_TERMINALS = 128
 """In one box. A machine has 3,072 for all that is not its own: without a bound one box could take them."""
+_SMALL = 64 << 10
+"""Bytes of a file of the host that is copied and not mounted."""
 _SHARE = 8
 """A box may use this part of what all boxes of one host user share."""
 
@@ -172,33 +174,66 @@ def _show_hosts(root: str, added: Sequence[str], *, rooted: bool = False) -> Non
             os.mkdir(f"{root}/{name}")
             _stack([*over, f"/{name}"], f"{root}/{name}")
         else:
-            _mirror(_apart(name, ("",)), f"{root}/{name}")
-    etc = _apart("etc", shown.ETC)
-    for name in shown.ETC:
-        _mirror(f"{etc}/{name}", f"{root}/etc/{name}")
+            _show_apart(name, f"{root}/{name}")
+    _show_etc(f"{root}/etc")
     for folder in added:
         _add_missing(folder, root)
         _add_missing(f"{folder}/etc", f"{root}/etc")
     _seal(root)
 
 
-def _apart(name: str, wanted: Sequence[str]) -> str:
-    """Where a folder of the host is seen through an overlay of the box's own, if what is wanted of it can be.
+def _show_apart(name: str, target: str) -> None:
+    """Show a folder of the host's, by an overlay of the box's own if that can be."""
+    if not _is_folder(f"/{name}"):
+        _mirror(f"/{name}", target)
+        return
+    os.mkdir(target)
+    if not _apart(name, ("",), target):
+        _bind(f"/{name}", target)
+
+
+def _show_etc(etc: str) -> None:
+    """Small files are copied: of every mount that a box has, bubblewrap is told many times for each command."""
+    place = f"{FRAME}/host/etc"
+    os.mkdir(place)
+    apart = _apart("etc", shown.ETC, place)
+    for name in shown.ETC:
+        source, target = f"/etc/{name}", f"{etc}/{name}"
+        if not _copied(source, target):
+            _mirror(f"{place}/{name}" if apart else source, target)
+    if apart:
+        kernel.detach(place)
+
+
+def _copied(source: str, target: str) -> bool:
+    try:
+        found = os.lstat(source)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _SMALL:
+            return False
+        with open(source, "rb") as file:
+            content = file.read()
+    except OSError:
+        return False
+    with open(target, "wb") as file:
+        file.write(content)
+    return True
+
+
+def _apart(name: str, wanted: Sequence[str], place: str) -> bool:
+    """Show a folder of the host's through an overlay of the box's own; false if what is wanted of it cannot be.
 
     A watch (inotify) is on a file, however it was reached: without this, a box would see what other boxes open.
     """
     shown_there = tuple(f"/{name}/{part}" for part in wanted)
     with open("/proc/self/mountinfo") as mounts:
         spread = any(line.split()[4].startswith(shown_there) for line in mounts)
-    if spread or not _is_folder(f"/{name}"):
-        return f"/{name}"  # an overlay shows nothing of what is mounted in it
-    place = f"{FRAME}/host/{name}"
-    os.mkdir(place)
+    if spread:
+        return False  # an overlay shows nothing of what is mounted in it
     try:
         _stack([f"{FRAME}/host/nothing", f"/{name}"], place)
     except kernel.KernelRefused:
-        return f"/{name}"
-    return place
+        return False
+    return True
 
 
 def _add_missing(folder: str, target: str) -> None:
