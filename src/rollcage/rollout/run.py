@@ -197,7 +197,7 @@ async def set_up(job: Job, box: Sandbox, log: Log, trees: Trees | None = None) -
     if isinstance(box, InProcessSandbox):
         return
     # Else the snapshot makes the workdir, with the one command that it takes.
-    if job.task.files or job.task.setup or trees:
+    if job.task.files or job.task.trees or job.task.setup:
         await stage_files(box, job.task, trees)
     seconds = job.task.limits.setup_timeout_s
     failed = await run_commands(box, job, job.task.setup, stage=Stage.SETUP, log=log, seconds=seconds)

@@ -163,6 +163,18 @@ class Separable(Protocol):
 
 
 @runtime_checkable
+class Traced(Protocol):
+    """A box that knows what was written in it, without a command in it that looks."""
+
+    async def written(self, since: float, without: Sequence[str]) -> tuple[str, ...] | None:
+        """Files below home and in /tmp that were made or changed since that time, by name, outside these paths.
+
+        What is hidden in /tmp is not among them, and not more than a few thousand are. None where a
+        command has to look after all. No command may be running.
+        """
+
+
+@runtime_checkable
 class Imaged(Protocol):
     """A box whose image may set environment variables."""
 

@@ -180,6 +180,17 @@ class LocalBox:
         reply = await self._ask("upper", {"upper": self._upper}, [self._user, self._mnt])
         return reply.fds[0]
 
+    async def written(self, since: float, without: Sequence[str]) -> tuple[str, ...] | None:
+        """Files that were made or changed since that time, outside these paths; None where all of its system can be
+        written. No command may be running."""
+        if self._rooted:
+            return None
+        if self._running:
+            raise SandboxError("cannot tell what was written: a command is running in the box")
+        request = {"upper": self._upper, "since": since, "without": list(without)}
+        reply = await self._ask("written", request, [self._user, self._mnt])
+        return tuple(reply.body["paths"])
+
     async def checkpoint(self) -> None:
         """Remember the home directory as it is. No command may be running."""
         if self._divided:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from rollcage.sandboxes.inside.overlay import is_opaque, is_whiteout
 
 HOME = "/home/user"
 MOST = 200
 """So many changed paths are named; more would tell nobody anything."""
+
+_MOST_FILES = 4000
+"""As MOST, of single files."""
 
 PathParts = tuple[str, ...]
 
@@ -48,6 +51,30 @@ def changes(upper: str, base: str, kept: Collection[PathParts], prefix: str = HO
             if not covers or (leads_to_kept and _is_folder(upper, parts)):
                 waiting.append((parts, covers))
     return [path.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for path in found]
+
+
+def files_since(places: Mapping[str, str], since: float, without: Collection[str]) -> list[str]:
+    """Regular files whose status changed after that time, as commands name them, outside these paths.
+
+    `places`: folders, and what commands know them as. What is hidden at the top of any but home is not told.
+    """
+    found: list[str] = []
+    waiting = list(places.items())
+    while waiting and len(found) < _MOST_FILES:
+        folder, name = waiting.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except OSError:
+            continue  # closed to everybody, or too deep to be named
+        for entry in entries:
+            path = f"{name}/{entry.name}"
+            if path in without or (folder in places and name != HOME and entry.name.startswith(".")):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append((entry.path, path))
+            elif entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_ctime > since:
+                found.append(path)
+    return sorted(path.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for path in found[:_MOST_FILES])
 
 
 def _is_folder(upper: str, parts: PathParts) -> bool:

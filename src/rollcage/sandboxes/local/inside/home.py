@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from rollcage.sandboxes.inside import kernel
 from rollcage.sandboxes.inside.overlay import is_opaque, is_whiteout
 from rollcage.sandboxes.local.inside import restoring
-from rollcage.sandboxes.local.inside.diff import HOME, PathParts, changes, exists, lstat
+from rollcage.sandboxes.local.inside.diff import HOME, PathParts, changes, exists, files_since, lstat
 
 _ROOT = "/root"
 _HOME = f"{_ROOT}{HOME}"
@@ -96,6 +96,12 @@ def prepare(size: int, stack: Stack) -> None:
 def open_upper(upper: int) -> int:
     """A descriptor of the folder that holds what was written since the last checkpoint, as overlay keeps it."""
     return os.open(f"{_DISK}/{upper}/u", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def written(upper: int, since: float, without: Sequence[str]) -> list[str]:
+    """Files below home and in /tmp that were made or changed since then, outside these paths."""
+    places = {f"{_DISK}/{upper}/u": HOME, _TMP: "/tmp"}  # noqa: S108 (in the box)
+    return files_since(places, since, without)
 
 
 def empty_tmp(size: int, *, first: bool = False, tmp: str = _TMP) -> None:

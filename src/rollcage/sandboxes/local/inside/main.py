@@ -124,6 +124,8 @@ def _perform(action: str, request: dict[str, Any], fds: Sequence[int]) -> tuple[
         return {"ok": True}, [files.open_file(rootfs.ROOT, request["path"])]
     if action == "divide":
         return {"ok": True}, [judged.divide(request)]
+    if action == "written":
+        return {"paths": home.written(request["upper"], request["since"], request["without"])}, []
     if action == "upper":
         return {"ok": True}, [home.open_upper(request["upper"])]
     if action == "usage":
