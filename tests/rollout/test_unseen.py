@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
+from rollcage.errors import SandboxError
 from rollcage.events import Rollout
+from rollcage.sandboxes.base import sh
 from rollcage.schema.result import result_of
 from rollcage.types import HOME, Task
+from support.boxes import a_box
 from support.playing import Play
 
 LEAVE = "mkdir -p /tmp/out ~/made; echo x | tee in.txt ~/made/a.txt ~/kept.txt > /tmp/out/b.txt"
@@ -35,6 +41,21 @@ async def test_nothing_is_said_where_all_passed_or_nothing_was_left(play: Play) 
     passed: Rollout = await play(Task(instruction=LEAVE, verify=("test -e in.txt",)), agent="shell")
     nothing: Rollout = await play(Task(instruction="touch in.txt", verify=("false",)), agent="shell")
     assert (passed.reward, unseen(passed), nothing.reward, unseen(nothing)) == (1.0, [], 0.0, [])
+
+
+async def test_what_was_written_is_told_without_a_command_in_the_box(tmp_path: Path) -> None:
+    async with a_box(tmp_path) as box:
+        await sh(box, "echo early > /tmp/early; mkdir -p ~/own ~/a/b; echo early > ~/early")
+        await box.checkpoint()
+        since = time.time()
+        await sh(
+            box, "cd; echo x | tee own/x a/b/new a/b/$'\\xff' early /tmp/.hidden > /tmp/t; ln -s /etc link; mkfifo pipe"
+        )
+        expected = (f"{HOME}/a/b/new", f"{HOME}/a/b/\ufffd", f"{HOME}/early", "/tmp/t")
+        assert await box.written(since, [f"{HOME}/own"]) == expected
+        async with box.spawn(["sleep", "60"]):
+            with pytest.raises(SandboxError, match="a command is running"):
+                await box.written(since, [])
 
 
 async def test_a_thousand_files_are_counted_and_not_listed(play: Play) -> None:

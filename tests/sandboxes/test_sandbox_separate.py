@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from rollcage.errors import SandboxError
+from rollcage.sandboxes import launcher
 from rollcage.sandboxes.base import Exit, Separable, Separation, run, sh
 from rollcage.sandboxes.launcher import read_order
 from rollcage.sandboxes.local.box import LocalBox
@@ -47,6 +48,18 @@ async def a_judge(folder: Path, division: Separation = DIVISION, **limits: Any) 
 async def test_a_local_box_can_be_divided(tmp_path: Path) -> None:
     async with a_box(tmp_path) as box:
         assert isinstance(box, Separable)
+
+
+async def test_the_launcher_is_compiled_before_and_the_judge_cannot_change_it(tmp_path: Path) -> None:
+    load = "from importlib.util import *; s = spec_from_file_location('u', '/run/untrusted.py'); print(s.cached)"
+    async with a_judge(tmp_path) as judge:
+        names = [f"/run/{name}" for name in launcher.compiled(DIVISION.max_output)]
+        wanted = await judge(f'python3 -IS -c "{load}"; ls /run/__pycache__/*; echo x > {names[0]}')
+        assert wanted.stdout.text.splitlines()[1:] == names
+        assert "Read-only file system" in wanted.stderr.text
+        if wanted.stdout.text.splitlines()[0] in names:  # a Python of the same version as ours
+            ran = await judge("python3 -IS -v /run/untrusted true")
+            assert f"code object from '{names[0]}'" in ran.stderr.text
 
 
 async def test_streams_and_exit_codes_come_back(tmp_path: Path) -> None:

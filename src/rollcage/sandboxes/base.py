@@ -162,6 +162,29 @@ class Separable(Protocol):
         """
 
 
+class Connection(Protocol):
+    """Two streams to something in a box."""
+
+    @property
+    def stdin(self) -> ByteSendStream:
+        """What it reads."""
+
+    @property
+    def stdout(self) -> ByteReceiveStream:
+        """What it says."""
+
+    async def wait(self) -> int:
+        """Once it is over; SandboxLost where the box went away."""
+
+
+@runtime_checkable
+class Reachable(Protocol):
+    """A box whose ports can be reached from here without a command in it that passes on what is said."""
+
+    def connect(self, port: int) -> AbstractAsyncContextManager[Connection]:
+        """A connection to 127.0.0.1:port in the box, closed with the block; SandboxError where nobody listens there."""
+
+
 @runtime_checkable
 class Traced(Protocol):
     """A box that knows what was written in it, without a command in it that looks."""

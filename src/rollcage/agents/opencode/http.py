@@ -1,6 +1,7 @@
-"""HTTP to a port inside a box, from outside: each connection is the input and output of a small process in the box.
+"""HTTP to a port inside a box, from outside: by a socket where the box can give one, else each connection is the input
+and output of a small process in the box, which works in every box that has bash.
 
-Works in every box that has bash. All that comes out of a box is hostile: it is bounded, and never waited for without
+All that comes out of a box is hostile: it is bounded, and never waited for without
 a deadline of the caller's.
 """
 
@@ -9,14 +10,14 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 
 import anyio
 import httptools
 
-from rollcage.errors import AgentError
-from rollcage.sandboxes.base import Process, Sandbox
+from rollcage.errors import AgentError, SandboxError, SandboxLost
+from rollcage.sandboxes.base import Connection, Reachable, Sandbox
 from rollcage.sse import EventReader
 from rollcage.types import JsonObject
 
@@ -83,8 +84,8 @@ class _Reader:
 class Channel:
     """One HTTP/1.1 connection: requests wait for each other."""
 
-    def __init__(self, process: Process, password: str) -> None:
-        self._process = process
+    def __init__(self, connection: Connection, password: str) -> None:
+        self._connection = connection
         self._lock = anyio.Lock()
         token = b64encode(f"{USER}:{password}".encode()).decode()
         self._headers = f"host: box\r\nauthorization: Basic {token}\r\ncontent-type: application/json\r\n"
@@ -93,6 +94,16 @@ class Channel:
     @asynccontextmanager
     async def open(cls, box: Sandbox, port: int, password: str) -> AsyncIterator[Channel]:
         """A connection to `port` on the box's loopback, for as long as the block lasts."""
+        if isinstance(box, Reachable):
+            async with AsyncExitStack() as stack:
+                try:
+                    connection = await stack.enter_async_context(box.connect(port))
+                except SandboxLost:
+                    raise
+                except SandboxError as error:
+                    raise ServerGone(f"the agent's server does not answer: {error}") from error
+                yield cls(connection, password)
+            return
         argv = ["bash", "--noprofile", "--norc", "-c", _BRIDGE, str(port)]
         async with box.spawn(argv) as process:
             yield cls(process, password)
@@ -145,7 +156,7 @@ class Channel:
         data = b"" if body is None else json.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\n{self._headers}content-length: {len(data)}\r\n\r\n"
         try:
-            await self._process.stdin.send(head.encode() + data)
+            await self._connection.stdin.send(head.encode() + data)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             await self._gone()
         reader = _Reader()
@@ -153,7 +164,7 @@ class Channel:
 
     async def _feed(self, parser: httptools.HttpResponseParser) -> int:
         try:
-            chunk = await self._process.stdout.receive()
+            chunk = await self._connection.stdout.receive()
             parser.feed_data(chunk)
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             await self._gone()
@@ -163,7 +174,7 @@ class Channel:
 
     async def _gone(self) -> None:
         # Raises SandboxLost where it is the box that went away.
-        await self._process.wait()
+        await self._connection.wait()
         raise ServerGone("the agent's server closed the connection")
 
 

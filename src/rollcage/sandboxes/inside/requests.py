@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from errno import ETOOMANYREFS
+from errno import EINPROGRESS, ETOOMANYREFS
 from typing import Any
 
 _BACKLOG = 512
@@ -46,6 +46,15 @@ def hand_over(reply: socket.socket, data: bytes, fds: Sequence[int]) -> int:
             if error.errno != ETOOMANYREFS:
                 raise
         time.sleep(AGAIN_S)
+
+
+def connect(port: int) -> int:
+    """A descriptor that is, or is about to be, connected to a port of this network: nobody has to accept it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as connection:
+        number = connection.connect_ex(("127.0.0.1", port))
+        if number not in (0, EINPROGRESS):
+            raise OSError(number, os.strerror(number))
+        return connection.detach()
 
 
 def listen(port: int) -> int:

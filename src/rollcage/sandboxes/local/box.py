@@ -27,6 +27,7 @@ from rollcage.sandboxes.box_rpc import (
 )
 from rollcage.sandboxes.judged import JudgedSide, Side, null_streams
 from rollcage.sandboxes.local.cgroups import Group
+from rollcage.sandboxes.local.connection import LocalConnection
 from rollcage.sandboxes.local.disks import discard
 from rollcage.sandboxes.local.fork_server import ForkServer
 from rollcage.sandboxes.local.process import LocalProcess
@@ -94,6 +95,7 @@ class LocalBox:
         self._notes = _notes(shape, controllers)
         self._running: set[LocalProcess] = set()
         self._listeners: set[socket.socket] = set()
+        self._connections: set[LocalConnection] = set()
         self._asked: set[anyio.Event] = set()
         self._upper = 0
         self._frozen: list[int] = []
@@ -148,6 +150,7 @@ class LocalBox:
         """Divide the box: what the judge launches by `untrusted` in the block runs as the judged."""
         request: dict[str, object] = {**separation._asdict(), "tmp": self._spec.tmp_mb << 20, "door": launcher.TOOLS}
         request["tools"] = launcher.tools(separation.max_output)
+        request["compiled"] = launcher.compiled(separation.max_output)
         if self._divided:
             raise SandboxError("cannot divide the box: it is divided already")
         reply = await self._change("divide", request)
@@ -169,6 +172,21 @@ class LocalBox:
     def listen(self, port: int) -> AbstractAsyncContextManager[socket.socket]:
         """A listening socket that is 127.0.0.1:port in the box and is served by this process; closed with the block."""
         return listening(self._ask_about_network, port, self._listeners)
+
+    @asynccontextmanager
+    async def connect(self, port: int) -> AsyncIterator[LocalConnection]:
+        """A connection to 127.0.0.1:port in the box, closed with the block; SandboxError where nobody listens there."""
+        try:
+            reply = await self._ask_about_network("connect", {"port": port}, ())
+        except RequestRefused as refused:
+            raise SandboxError(f"cannot connect to port {port} in the box: {refused}") from refused
+        connection = LocalConnection(reply.fds[0], lambda: not self._open or self._fork_server.gone)
+        self._connections.add(connection)
+        try:
+            yield connection
+        finally:
+            self._connections.discard(connection)
+            connection.close()
 
     async def open_upper(self) -> int:
         """A descriptor of the folder with what was written below home since it was opened or checkpointed.
@@ -236,6 +254,8 @@ class LocalBox:
                 await process.wait()
         for listener in self._listeners:
             listener.close()
+        for connection in self._connections:
+            connection.close()
         for fd in (self._user, self._mnt, self._net):
             os.close(fd)
         self._group.close()

@@ -52,6 +52,10 @@ def divide(request: Mapping[str, Any]) -> int:
     for path in request["sealed"]:
         target = kernel.open_plain(judge, path[1:], os.O_PATH | os.O_DIRECTORY)
         _put_descriptor(target, target, read_only=True)
+    for name, digits in request["compiled"].items():
+        os.makedirs(os.path.dirname(f"{_DOOR}/{name}"), exist_ok=True)
+        with open(f"{_DOOR}/{name}", "wb") as compiled:
+            compiled.write(bytes.fromhex(digits))
     listener = _open_door(request["tools"], python)
     _put(_DOOR, kernel.open_in(judge, request["door"], os.O_PATH | os.O_DIRECTORY), read_only=True)
     return listener

@@ -16,7 +16,7 @@ from typing import Any
 
 from rollcage.sandboxes.inside import files, kernel
 from rollcage.sandboxes.inside.processes import become_user, end_all
-from rollcage.sandboxes.inside.requests import hand_over, listen, read_request, refusal_of
+from rollcage.sandboxes.inside.requests import connect, hand_over, listen, read_request, refusal_of
 from rollcage.sandboxes.local.inside import home, judged, rootfs, spawn, usage
 
 MOST_BYTES = 64
@@ -116,9 +116,9 @@ def _perform(action: str, request: dict[str, Any], fds: Sequence[int]) -> tuple[
             os.write(fd, b"0")
         return {"ok": True}, []
     kernel.setns(fds[0], kernel.CLONE_NEWUSER)
-    if action == "listen":
+    if action in ("listen", "connect"):
         kernel.setns(fds[1], kernel.CLONE_NEWNET)
-        return {"ok": True}, [listen(request["port"])]
+        return {"ok": True}, [listen(request["port"]) if action == "listen" else connect(request["port"])]
     kernel.setns(fds[1], kernel.CLONE_NEWNS)
     if action == "read":
         return {"ok": True}, [files.open_file(rootfs.ROOT, request["path"])]
