@@ -17,7 +17,7 @@ RollcageError
 ├── ScoringError          the verifier ran but left no usable reward
 │   └── VerifierHung      the verifier's time ran out
 └── StoreError            the log could not be written or read
-    ├── UnknownRollout    no rollout with that id
+    ├── UnknownRollout    no rollout with that id; UnknownGroup, UnknownBatch: no such group, no such batch
     └── AlreadyStarted    the idempotency key names a rollout that is there already
 """
 
@@ -135,6 +135,10 @@ class UnknownRollout(StoreError):
 
 class UnknownGroup(UnknownRollout):
     """No group with that id in this log."""
+
+
+class UnknownBatch(UnknownRollout):
+    """No batch with that name in this log."""
 
 
 class AlreadyStarted(StoreError):

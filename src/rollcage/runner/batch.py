@@ -18,7 +18,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from rollcage.batches import BatchRow, BatchView, Cell, Price, cost_of
-from rollcage.errors import AlreadyStarted, ModelUnreachable, QueueFull, StoreError, UsageError
+from rollcage.errors import AlreadyStarted, ModelUnreachable, QueueFull, StoreError, UnknownBatch, UsageError
 from rollcage.locks import try_lock
 from rollcage.runner.queue import EVERYBODY, Quota
 from rollcage.runner.runner import Runner, StartOptions
@@ -266,10 +266,10 @@ class BatchRun:
 
 
 async def batch_view(store: Store, name: str) -> BatchView:
-    """A batch as the log has it; UsageError where there is none of that name."""
+    """A batch as the log has it; UnknownBatch where there is none of that name."""
     entries = await batch_log(store, name)
     if not entries:
-        raise UsageError(f"there is no batch {name!r} in {store.path}", remedy="rollcage eval makes one")
+        raise UnknownBatch(f"there is no batch {name!r} in {store.path}; rollcage eval makes one")
     return BatchView(entries, await batch_rows(store, name))
 
 

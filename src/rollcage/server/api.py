@@ -28,7 +28,7 @@ from rollcage.schema.views import (
     TurnPage,
 )
 from rollcage.schema.writing import json_of
-from rollcage.server import api_environments, api_groups, api_page, problems
+from rollcage.server import api_batches, api_environments, api_groups, api_page, problems
 from rollcage.server.auth import Caller, caller_of
 from rollcage.server.problems import documented
 from rollcage.server.service import Service
@@ -47,6 +47,7 @@ TAGS: list[dict[str, Any]] = [
     {"name": "one rollout", "description": "What it does, as it happens, and what it came to."},
     {"name": "environments", "description": "Remote environments whose tools a rollout can be given."},
     {"name": "server", "description": "The server itself."},
+    {"name": "batches", "description": "Whole task sets: what they came to, compared."},
     {"name": "groups", "description": "n rollouts of one task, for trainers."},
 ]
 """In the order in which /docs shows them; what OpenEnv serves follows."""
@@ -95,6 +96,7 @@ def build(service: Service) -> FastAPI:
     app.include_router(_reading(service))
     app.include_router(api_environments.router(service.environments))
     app.include_router(api_groups.router(service.groups))
+    app.include_router(api_batches.router(service.store))
     app.include_router(api_groups.gateway_router(service.groups))
     app.include_router(_machine(service))
     app.include_router(api_page.router(service))

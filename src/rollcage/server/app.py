@@ -40,7 +40,18 @@ PAGE_HEADERS = {
 WITHOUT_OPENENV = (
     "OpenEnv is not installed, so /ws, /reset and /step are not served; pip install 'rollcage[openenv]' adds them"
 )
-OURS = ("/health", "/ready", "/metrics", "/rollouts", "/groups", "/capacity", "/gateway/", "/environments", "/page/")
+OURS = (
+    "/health",
+    "/ready",
+    "/metrics",
+    "/rollouts",
+    "/groups",
+    "/batches",
+    "/capacity",
+    "/gateway/",
+    "/environments",
+    "/page/",
+)
 
 
 class App:

@@ -23,6 +23,7 @@ log = logging.getLogger("rollcage.server")
 CODES: tuple[tuple[type[Exception], int, str], ...] = (
     (Unauthorized, 401, "unauthorized"),
     (errors.UnknownGroup, 404, "unknown_group"),
+    (errors.UnknownBatch, 404, "unknown_batch"),
     (errors.UnknownRollout, 404, "unknown_rollout"),
     (NoSuchEnvironment, 404, "unknown_environment"),
     (Conflict, 409, "conflict"),

@@ -63,7 +63,7 @@ class LogReader:
     """Reads one log for many callers; `UnknownRollout` for what is not there, or belongs to another."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self._store = self.store = store
         self.agents: Mapping[str, Agent] = {}
         """The agents known here, by name: some have transcripts of their own shape."""
 

@@ -1,0 +1,137 @@
+"""Batches over HTTP: which there are, what each came to, its rollouts, its events, and two of them compared."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import anyio
+from fastapi import APIRouter, Depends, Path, Query, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from rollcage.batches import BatchReport, BatchView, Comparison, compare
+from rollcage.errors import UnknownBatch
+from rollcage.events import Entry
+from rollcage.runner.batch import batch_view, is_running
+from rollcage.schema.writing import json_of
+from rollcage.server.auth import Caller, caller_of
+from rollcage.server.problems import documented
+from rollcage.store import Store
+from rollcage.store.batches import LIGHT, batch_events, batch_names
+from rollcage.types import JsonObject, Value
+
+LOOK_S = 0.2
+"""How often a caller's wait for events looks."""
+
+
+class BatchPage(Value):
+    """Some batches, newest first; without their tasks and what broke."""
+
+    batches: list[BatchReport]
+
+
+class BatchEvent(Value):
+    """One entry of one rollout of a batch."""
+
+    cursor: int
+    """Give the last one as `after` to get what follows."""
+    entry: Entry
+
+
+class BatchEvents(Value):
+    """Some entries of all rollouts of a batch, in the order in which they were logged."""
+
+    events: list[BatchEvent]
+    cursor: int
+    """Where to go on."""
+
+
+class BatchRows(Value):
+    """The latest rollout of each cell of a batch."""
+
+    rollouts: list[JsonObject]
+    total: int
+    """How many there are in all."""
+
+
+def _caller(request: Request) -> Caller:
+    return caller_of(request.scope)
+
+
+By = Annotated[Caller, Depends(_caller)]
+Name = Annotated[str, Path(max_length=200, description="Names the batch.")]
+REFUSALS = documented(404, 422, 503)
+
+
+async def _answer(work: Any) -> Any:
+    # Statistics of ten thousand rollouts take a while; meanwhile the others go on.
+    return Response(await anyio.to_thread.run_sync(lambda: json_of(work())), media_type="application/json")
+
+
+def router(store: Store) -> APIRouter:
+    """Batches as resources."""
+    router = APIRouter(tags=["batches"])
+
+    async def visible(name: str, by: Caller) -> BatchView:
+        known = await batch_names(store, caller=None if by.admin else by.name, limit=1_000_000)
+        if name not in (each for each, _ in known):
+            raise UnknownBatch(f"no batch {name!r}")
+        return await batch_view(store, name)
+
+    @router.get("/batches", responses=documented(422, 503))
+    async def list_batches(by: By, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> BatchPage:
+        """The newest batches, with their statistics by model."""
+        found: list[BatchReport] = []
+        for name, _ in await batch_names(store, caller=None if by.admin else by.name, limit=limit):
+            report: BaseModel = (await batch_view(store, name)).report(running=is_running(store, name))
+            found.append(report.model_copy(update={"tasks": (), "broken": ()}))  # type: ignore[arg-type]
+        return await _answer(lambda: BatchPage(batches=found))  # type: ignore[no-any-return]
+
+    @router.get("/batches/{name}", responses=REFUSALS)
+    async def get_batch(name: Name, by: By) -> BatchReport:
+        """A batch: where it is, and its statistics by model and by task."""
+        view = await visible(name, by)
+        running = is_running(store, name)
+        return await _answer(lambda: view.report(running=running))  # type: ignore[no-any-return]
+
+    @router.get("/batches/{name}/results", responses=REFUSALS)
+    async def list_batch_rollouts(
+        name: Name,
+        by: By,
+        offset: Annotated[int, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    ) -> BatchRows:
+        """Its rollouts, one row each: the latest attempt of every cell."""
+        rows = (await visible(name, by)).current
+        some = [row.to_dict() for row in rows[offset : offset + limit]]
+        return await _answer(lambda: BatchRows(rollouts=some, total=len(rows)))  # type: ignore[no-any-return]
+
+    @router.get("/batches/{name}/events", responses=REFUSALS)
+    async def follow_batch(
+        name: Name,
+        by: By,
+        after: Annotated[int, Query(ge=0, lt=1 << 53, description="The cursor of the last answer.")] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+        wait_s: Annotated[float, Query(ge=0, le=600, description="Wait so long where there is nothing yet.")] = 0,
+        whole: Annotated[bool, Query(description="Every kind of event; else how each rollout goes.")] = False,
+    ) -> BatchEvents:
+        """What its rollouts do, over the whole batch, with one cursor."""
+        await visible(name, by)
+        until = time.monotonic() + wait_s
+        while True:
+            found = await batch_events(store, name, after=after, limit=limit, kinds=() if whole else LIGHT)
+            if found or time.monotonic() >= until:
+                break
+            await anyio.sleep(LOOK_S)
+        events = [BatchEvent.model_construct(cursor=cursor, entry=entry) for cursor, entry in found]
+        last = found[-1][0] if found else after
+        return await _answer(lambda: BatchEvents.model_construct(events=events, cursor=last))  # type: ignore[no-any-return]
+
+    @router.get("/batches/{name}/compare/{other}", responses=REFUSALS)
+    async def compare_batches(name: Name, other: Annotated[str, Path(max_length=200)], by: By) -> Comparison:
+        """Two batches, paired by task: `other` less `name`."""
+        first, second = await visible(name, by), await visible(other, by)
+        return await _answer(lambda: compare(first, second))  # type: ignore[no-any-return]
+
+    return router
