@@ -26,7 +26,7 @@ from rollcage.mcp.jsonrpc import (
 from rollcage.mcp.server import Receive, RpcReply, Scope, Send, ToolServer, headers_of
 from rollcage.schema.writing import json_of
 from rollcage.server.auth import caller_of
-from rollcage.server.mcp_tools import TOOLS, Progress, RolloutTool, ToolFailure, call, find
+from rollcage.server.mcp_tools import EVERY_TOOL, Progress, RolloutTool, ToolFailure, call, find
 from rollcage.server.service import Service
 from rollcage.types import JsonObject, Value
 
@@ -79,7 +79,7 @@ class RolloutToolServer(ToolServer):
 
     async def list_tools(self) -> Sequence[JsonObject]:
         """Every rollout tool."""
-        return [_listed(tool) for tool in TOOLS.values()]
+        return [_listed(tool) for tool in EVERY_TOOL.values()]
 
     def reply_to(self, request: RpcRequest, send: Send) -> RpcReply:
         """As a stream where the client wants to hear how a long call goes, and can."""
@@ -174,7 +174,7 @@ def _listed(tool: RolloutTool) -> JsonObject:
 
 def _found(request: RpcRequest) -> RolloutTool:
     try:
-        return find(request.params.get("name"))
+        return find(request.params.get("name"), EVERY_TOOL)
     except ToolFailure as failure:
         raise RpcRefused(INVALID_PARAMS, failure.message, status=400 if request.modern else 200) from None
 

@@ -341,6 +341,9 @@ _TOOLS = (
         _no_result,
         reads_only=True,
     ),
+)
+
+_GROUP_TOOLS = (
     RolloutTool(
         "start_group",
         "Start n rollouts of one task at once; with min_usable, the rest is stopped when so many are usable.",
@@ -391,14 +394,16 @@ _TOOLS = (
 )
 
 TOOLS = {tool.name: tool for tool in _TOOLS}
-"""Every tool there is, by name."""
+"""What the OpenEnv environment offers, by name: rollouts."""
+EVERY_TOOL = TOOLS | {tool.name: tool for tool in _GROUP_TOOLS}
+"""What the MCP endpoint offers: groups, and the gateway, beside them."""
 
-if RESERVED & TOOLS.keys():
-    raise AssertionError(f"reserved tool names: {RESERVED & TOOLS.keys()}")
+if RESERVED & EVERY_TOOL.keys():
+    raise AssertionError(f"reserved tool names: {RESERVED & EVERY_TOOL.keys()}")
 
 
-def find(name: object) -> RolloutTool:
+def find(name: object, known: Mapping[str, RolloutTool] = TOOLS) -> RolloutTool:
     """The tool of that name; ToolFailure where there is none."""
-    if isinstance(name, str) and name in TOOLS:
-        return TOOLS[name]
-    raise ToolFailure(f"unknown tool {name!r}; known are {', '.join(TOOLS)}", "unknown_tool")
+    if isinstance(name, str) and name in known:
+        return known[name]
+    raise ToolFailure(f"unknown tool {name!r}; known are {', '.join(known)}", "unknown_tool")
