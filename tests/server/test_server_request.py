@@ -320,7 +320,11 @@ OTHER: dict[str, object] = {
     **dict.fromkeys(("keep_reasoning", "seal_tests"), False),
     **dict.fromkeys(("temperature", "agent_timeout_s", "setup_timeout_s", "verify_timeout_s", "timeout_s"), 1.5),
     **dict.fromkeys(("seed", "environment_seed", "top_logprobs", "max_tokens_cap", "max_turns"), 7),
-    **dict.fromkeys(("setup", "verify", "enabled_tools", "disabled_tools", "setup_hosts", "keep", "restore"), ("a",)),
+    **dict.fromkeys(
+        ("setup", "verify", "enabled_tools", "disabled_tools", "setup_hosts", "verify_hosts", "keep"), ("a",)
+    ),
+    "restore": ("a",),
+    "reward_from": "commands",
     "keep_reasoning": False,
     "metadata": {"a": 1},
     "upload_files": {"a": "b"},
