@@ -17,7 +17,7 @@ from rollcage.events import AgentEmitted, Ended, Entry, Event, Queued, TurnEnded
 from rollcage.store import Store
 from rollcage.store.copying import backup, copy_rollouts
 from rollcage.store.retention import Prune, pin, prune, size_of, vacuum
-from rollcage.types import Endpoint, Job, Outcome, Task
+from rollcage.types import BatchPlace, Endpoint, Job, Outcome, Task
 from support.commands import rollcage
 from support.turns import turn
 
@@ -81,6 +81,13 @@ async def test_pruning_takes_what_is_old_and_leaves_what_is_pinned_open_or_share
     with sqlite3.connect(old.path) as connection, pytest.raises(sqlite3.IntegrityError, match="never deleted"):
         connection.execute("DELETE FROM entries")
     connection.close()
+
+
+async def test_a_batch_is_pruned_by_its_name(old: Store) -> None:
+    place = BatchPlace(name="nightly", cell="c", task="t", digest="d", model="m", agent="shell", sample=1)
+    await old.append("in-batch", Queued(job=JOB, batch=place))
+    await old.append("in-batch", Ended(outcome=Outcome.FINISHED))
+    assert prune(old.path, old.path.parent / "work", Prune(group="nightly")).rollouts == ("in-batch",)
 
 
 async def test_a_writer_that_remembers_pruned_content_stores_it_again(old: Store) -> None:

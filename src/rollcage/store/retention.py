@@ -157,9 +157,9 @@ def _of_group(connection: sqlite3.Connection, ids: Sequence[str], group: str) ->
         where = f"rollout_id IN ({','.join('?' * len(some))}) AND kind = 'queued'"
         for entry in entries(connection, where, some):
             job = entry.event.job  # type: ignore[union-attr]
-            if group in (job.group_id, job.metadata.get("batch"), job.metadata.get("batch_id")):
+            if group == job.group_id:
                 found.add(entry.rollout_id)
-    return found
+    return found | {row[0] for row in connection.execute("SELECT id FROM rollouts WHERE batch = ?", (group,))}
 
 
 def _oldest_beyond(connection: sqlite3.Connection, oldest: Sequence[str], gone: set[str], what: Prune) -> set[str]:
