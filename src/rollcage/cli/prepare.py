@@ -22,8 +22,8 @@ _TERMINAL_S, _PLAIN_S = 0.2, 2.0
 """How often progress is told: a line that is written over, and lines of their own."""
 
 
-START_CPU_S = {"opencode": 2.8, "claude-code": 1.1, "codex": 0.5, "pi": 1.6, "qwen-code": 3.5, "mini-swe-agent": 1.0}
-"""CPU seconds of a rollout with three model calls, as `bench/agents.py` measured them (docs/agents.md)."""
+START_CPU_S = {"opencode": 2.8, "claude-code": 0.7, "codex": 0.3, "pi": 1.2, "qwen-code": 4.2, "mini-swe-agent": 0.7}
+"""CPU seconds of a rollout with three model calls: by bench/agents.py, OpenCode's by bench/drivers.py."""
 
 
 def missing_layers(settings: Settings, name: str = "opencode") -> Sequence[Layer]:
