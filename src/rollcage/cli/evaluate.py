@@ -40,8 +40,9 @@ OUT = click.option("-o", "--output", metavar="FILE", help="Write it to this file
 @click.option("--patience", type=seconds, metavar="SECONDS", default=600.0, help="Wait so long for an absent model.")
 @all_of(REQUIRE, OUT, JSON)
 def evaluate(sources: tuple[str, ...], resume: str, as_json: bool, output: str | None, **options: Any) -> int:
-    """Run whole task sets: every task x model x agent, -n times each.
+    """Run whole task sets, on one model or several.
 
+    Every task x model x agent is run -n times.
     SOURCE is a task file, a folder of them, or a dataset. MODEL is scripted, vllm, openai/gpt-4o-mini, or an address
     with a model: http://host/v1#model. Ctrl-C and crashes lose nothing: the same command goes on with what is missing.
 
@@ -90,8 +91,9 @@ def evaluate(sources: tuple[str, ...], resume: str, as_json: bool, output: str |
 @click.argument("name", required=False)
 @all_of(FORMAT, OUT, JSON)
 def report(name: str | None, style: str, output: str | None, as_json: bool) -> int:
-    """Show what a batch came to; without a name, list the batches.
+    """Show what a batch came to.
 
+    Without a name, list the batches.
     CSV has one line per rollout.
 
     \b

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 @click.option("--at-once", type=click.IntRange(1, 256), default=4, show_default=True, help="So many at a time.")
 @JSON
 def replay(ids: tuple[str, ...], batch: str, expect: tuple[str, ...], as_json: bool, **how: Any) -> int:
-    """Run rollouts again with the model's recorded answers, each in a new box. No model is needed.
+    """Run rollouts again with recorded answers.
 
+    Each in a new box. No model is needed.
     Where the agent asks something else than it did, it says at which turn and shows the difference; dates, durations
     and ids are none. This is how a new agent version, a verifier or an image is tried on yesterday's rollouts.
 
@@ -68,8 +69,9 @@ def replay(ids: tuple[str, ...], batch: str, expect: tuple[str, ...], as_json: b
 @click.option("--at-once", type=click.IntRange(1, 256), default=4, show_default=True, help="So many at a time.")
 @JSON
 def fork(rollout_id: str, at: int, samples: int, edit: Any, as_json: bool, **how: Any) -> int:
-    """Replay a rollout up to a turn, and go on live from there, -n times.
+    """Go on live from a turn of a rollout.
 
+    The turns before it are replayed; -n continuations.
     With --edit, the answer of that turn is the file's: a JSON message (content, tool_calls), or plain text.
 
     \b
