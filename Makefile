@@ -6,7 +6,7 @@ SHELL := bash
 RUN := .venv/bin/
 CODE := src tests bench scripts
 
-.PHONY: help setup develop demo quick test lint format build bench soak clean
+.PHONY: help setup develop demo quick test lint format build bench soak train-demo clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make build    build the two wheels into dist/"
 	@echo "make bench    measure rollouts and boxes on this machine"
 	@echo "make soak     wear a server out for an hour (SECONDS=120: two minutes)"
+	@echo "make train-demo  a real RL run on this machine: vLLM, boxes, TRL; 4 GB to install, ten minutes or more (SEED=0)"
 	@echo "make clean    remove the virtual environment and caches (not the rollouts)"
 	@echo "make help     this list"
 
@@ -57,6 +58,14 @@ bench: develop
 
 soak: develop
 	@$(RUN)python bench/soak.py --seconds $(or $(SECONDS),3600)
+
+CACHE = $(shell $(RUN)python -c "from rollcage.settings import Settings; print(Settings.from_environ().cache_dir)")
+SEED ?= 0
+train-demo: setup
+	@scripts/vllm.sh $(CACHE)/vllm-0.32.0
+	@scripts/trainers.sh $(CACHE)/trainers-1
+	@PYTHONPATH=src $(CACHE)/trainers-1/venv/bin/python examples/grpo/train.py \
+		--engine $(CACHE)/vllm-0.32.0 --out build/train-demo-$(SEED) --seed $(SEED)
 
 clean:
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

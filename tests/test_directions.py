@@ -66,6 +66,9 @@ runner                 : rollout simulators store trajectory schema agents sandb
 wiring                 : *
 api                    : *
 evaluate               : *
+background             : *
+trl                    : *
+verl                   : *
 interpreter            :
 client                 : schema trajectory {LEAVES}
 cli                    : *
@@ -85,7 +88,7 @@ LATER = {"rollcage.events": {"rollcage.schema.result", "rollcage.schema.result_h
 ALLOWED = {
     room.strip(): names.split() for room, _, names in (line.partition(":") for line in TABLE.split("\n") if line)
 }
-EDGES = {"api", "evaluate", "cli", "server", "client", "wiring", "opencode_env"}
+EDGES = {"api", "background", "cli", "client", "evaluate", "opencode_env", "server", "trl", "verl", "wiring"}
 """Nothing but an edge, or the package's own face, imports one of these."""
 HEAVY = "openenv gradio docker e2b fastapi starlette mcp fastmcp fleet httpx prometheus_client rollcage.server".split()
 

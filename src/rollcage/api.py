@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
+from anyio import CancelScope
+
 from rollcage.errors import UsageError
 from rollcage.events import Rollout
 from rollcage.jobs import job_of, opened_model, with_arguments
@@ -71,9 +73,18 @@ async def arun(
     `settings`: instead of what the environment says.
     `arguments`: those of `RolloutRequest`, by the names they have over HTTP and on the command line; they win over what
     the task says, and setup and verify commands come after the task's own.
+    A call that is cancelled aborts its rollout.
     """
     async with _ready(task, runner, settings, arguments) as (running, job):
-        return await running.wait(await running.start(job))
+        rollout_id = await running.start(job)
+        try:
+            return await running.wait(rollout_id)
+        except BaseException:
+            # Whoever stops waiting wants no more of it, and the model is gone with this block.
+            with CancelScope(shield=True):
+                await running.abort(rollout_id, "nobody waits for it any more")
+                await running.over(rollout_id)
+            raise
 
 
 async def arun_group(
@@ -104,7 +115,7 @@ async def _ready(
     settings = settings or Settings.from_environ()
     if arguments.get("idempotency_key"):
         raise UsageError("only a server knows which starts were made before", argument="idempotency_key")
-    file = _read(task)
+    file = read(task)
     request = RolloutRequest.parsed({"instruction": file.task.instruction, **arguments})
     given = {name: getattr(request, name) for name in arguments if name in request.model_fields_set}
     asked = with_arguments(file, given)
@@ -167,7 +178,7 @@ def aeval(
     several: Sequence[Any] = [tasks] if isinstance(tasks, str | Path | Task | TaskFile) else list(tasks)
     asked = Evaluation(
         sources=tuple(str(each) for each in several if isinstance(each, str | Path)),
-        tasks=tuple(_read(each) for each in several if not isinstance(each, str | Path)),
+        tasks=tuple(read(each) for each in several if not isinstance(each, str | Path)),
         models=(models,) if isinstance(models, str) else tuple(models),
         agents=(agents,) if isinstance(agents, str) else tuple(agents),
         n=n,
@@ -206,7 +217,8 @@ def load(path: str | Path) -> Any:
     return export.load(path)
 
 
-def _read(task: Work) -> TaskFile:
+def read(task: Work) -> TaskFile:
+    """What is to be done, and what its file says beside it."""
     if isinstance(task, TaskFile):
         return task
     if isinstance(task, Task):
