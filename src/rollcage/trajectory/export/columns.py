@@ -7,6 +7,8 @@ back with the arguments of every other.
 from __future__ import annotations
 
 import json
+from array import array
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from rollcage.types import JsonObject
@@ -79,6 +81,54 @@ def as_row(format: Format, row: JsonObject) -> JsonObject:
     """A row of parquet as it was."""
     kinds = COLUMNS[format]
     return {name: json.loads(row[name]) if kind == "json" else row[name] for name, kind in kinds.items()}
+
+
+_CODES: dict[Kind, str] = {"ids": "i", "mask": "b", "floats": "f"}
+"""How `array` names the types of the columns that hold tokens."""
+
+
+def table(format: Format, rows: list[JsonObject]) -> pyarrow.Table:
+    """Rows as parquet holds them. Tokens go through flat arrays: value by value they would take most of the time."""
+    import pyarrow as pa
+
+    whole = schema(format)
+    columns = []
+    for field, kind in zip(whole, COLUMNS[format].values(), strict=True):
+        values = [row[field.name] for row in rows]
+        flat = _flat(values, _CODES[kind]) if kind in _CODES else None
+        if flat is None:
+            columns.append(pa.array(values, field.type))
+            continue
+        tokens, offsets = flat
+        inner = pa.Array.from_buffers(field.type.value_type, len(tokens), [None, pa.py_buffer(tokens)])
+        columns.append(pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), inner, type=field.type))
+    return pa.Table.from_arrays(columns, schema=whole)
+
+
+def _flat(lists: list[Iterable[Any]], code: str) -> tuple[array[Any], array[int]] | None:
+    """The lists one after the other, and where each begins; None where one has a gap."""
+    values, offsets = array(code), array("i", [0])
+    try:
+        for each in lists:
+            values.extend(each)
+            offsets.append(len(values))
+    except TypeError:
+        return None
+    return values, offsets
+
+
+def encoding(format: Format) -> dict[str, Any]:
+    """How parquet packs the columns: floats byte by byte, which compress better so; ids and masks by dictionary."""
+    kinds = COLUMNS[format]
+    floats = [f"{name}.list.element" for name, kind in kinds.items() if kind == "floats"]
+    others = [f"{name}.list.element" if kind in ("ids", "mask", "numbers", "texts") else name
+              for name, kind in kinds.items() if kind != "floats"]  # fmt: skip
+    return {
+        "compression": "zstd",
+        "compression_level": 3,
+        "use_dictionary": others,
+        "column_encoding": dict.fromkeys(floats, "BYTE_STREAM_SPLIT") or None,
+    }
 
 
 def schema(format: Format) -> pyarrow.Schema:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from rollcage.errors import SetupError, UsageError
-from rollcage.trajectory.export.columns import Format, as_columns, as_row, schema
+from rollcage.trajectory.export.columns import Format, as_columns, as_row, encoding, schema, table
 from rollcage.trajectory.sequence import Sequence
 from rollcage.types import JsonObject
 
@@ -139,12 +139,9 @@ class _Portions:
         """Write the portion that is in memory."""
         if not self._rows:
             return
-        import pyarrow as pa
-
         file = self._folder / f"{len(self._files):06}.parquet"
-        table = pa.Table.from_pylist(self._rows, schema=schema(self._format))
         half = file.with_suffix(".tmp")
-        self._parquet.write_table(table, half, compression="zstd")
+        self._parquet.write_table(table(self._format, self._rows), half, **encoding(self._format))
         half.replace(file)
         self._files.append(file)
         self._rows, self._size = [], 0
@@ -152,11 +149,17 @@ class _Portions:
     def join(self, path: Path) -> None:
         """One file of all portions, in their order."""
         whole = self._folder / "whole.tmp"
-        with self._parquet.ParquetWriter(whole, schema(self._format), compression="zstd") as writer:
-            for file in self._files:
-                writer.write_table(self._parquet.read_table(file, schema=schema(self._format)))
+        if len(self._files) == 1:
+            whole = self._files[0]
+        else:
+            self._joined(whole)
         whole.replace(path)
         shutil.rmtree(self._folder)
+
+    def _joined(self, whole: Path) -> None:
+        with self._parquet.ParquetWriter(whole, schema(self._format), **encoding(self._format)) as writer:
+            for file in self._files:
+                writer.write_table(self._parquet.read_table(file, schema=schema(self._format)))
 
 
 def _parquet() -> Any:
