@@ -212,8 +212,14 @@ def test_only_settings_reads_the_environment() -> None:
     assert readers <= {"rollcage.settings", *EDGE_READERS}
 
 
-EDGE_READERS = {"rollcage.cli", "rollcage.sandboxes.conformance.isolation", "rollcage.examples.fleet_env_example"}
-"""Completion by click; the check that no variable of ours is seen in a box; an example for copying."""
+EDGE_READERS = {
+    "rollcage.cli",
+    "rollcage.sandboxes.conformance.isolation",
+    "rollcage.examples.fleet_env_example",
+    "rollcage.examples.grpo.engine",
+    "rollcage.examples.grpo.train",
+}
+"""Completion by click; the check that no variable of ours is seen in a box; examples for copying."""
 
 
 def loaded(statement: str) -> set[str]:

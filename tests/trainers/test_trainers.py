@@ -14,7 +14,7 @@ from support.trainers import INSTALL_S, NotBuilt, build, checked
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(INSTALL_S + 1800)]
 
 
-@pytest.mark.parametrize("name", ["check_verl.py"])
+@pytest.mark.parametrize("name", ["check_trl.py", "check_verl.py"])
 def test_the_trainer_takes_real_rollouts(name: str, state_dir: Path, tmp_path: Path) -> None:
     try:
         python = build(state_dir / "cache")
