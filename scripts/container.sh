@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests of container boxes need where no docker or podman is: podman and runc. Skips what is there already.
+# Installs what the tests of container boxes and of Dockerfiles need: podman and runc, or the programs that are named
+# (container.sh buildah). Skips what is there already.
 # Exit code 0: they are there. Anything else: they are not, and the last line says why.
 set -euo pipefail
 
@@ -7,7 +8,8 @@ stop() { printf 'container: %s\n' "$*" >&2; exit 1; }
 
 missing=()
 # runc, as podman's own choice (crun) refuses machines that have both kinds of cgroups.
-for program in podman runc; do
+[ "$#" -gt 0 ] || set -- podman runc
+for program in "$@"; do
   command -v "$program" >/dev/null || missing+=("$program")
 done
 [ "${#missing[@]}" -gt 0 ] || exit 0

@@ -88,12 +88,26 @@ def need_podman() -> None:
     """Skip where there is none and none can be had."""
     if os.geteuid() != 0:
         pytest.skip("no container engine answers, and only root can start one here")
-    if os.environ.get("CI") in ("true", "1"):
-        done = subprocess.run([SCRIPT], capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(done.stderr.strip() or "scripts/container.sh failed")
+    _install("podman", "runc")
     if not shutil.which("podman"):
         pytest.skip("no container engine answers; scripts/container.sh installs one")
+
+
+def need_buildah() -> None:
+    """Skip where there is none and none can be had."""
+    if os.geteuid() != 0:
+        pytest.skip("a build in a chroot wants root")
+    _install("buildah")
+    if not shutil.which("buildah"):
+        pytest.skip("buildah is not installed; scripts/container.sh buildah installs it")
+
+
+def _install(*programs: str) -> None:
+    """In CI, what is missing; elsewhere nobody's machine is changed by a test."""
+    if os.environ.get("CI") in ("true", "1"):
+        done = subprocess.run([SCRIPT, *programs], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(done.stderr.strip() or "scripts/container.sh failed")
 
 
 def _forget(folder: Path, options: list[str]) -> None:
