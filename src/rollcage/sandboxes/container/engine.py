@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import resource
 import secrets
 import tarfile
 import time
@@ -29,6 +30,9 @@ _TIMEOUT_S = 120
 _REMOVAL_S = 30
 _PAUSE_S = 0.02
 _NOWHERE = "/rollcage-probe"
+_FILES_AT_ONCE = 4096
+_MOST_PROCESSES = 32768
+"""Of the user that all boxes share. podman lowers its own limit to this; the box's own is a cgroup's."""
 _REMEDY = (
     "start one: `systemctl --user start podman.socket`, or `podman system service --time=0 &`, or docker; "
     "or name its socket in DOCKER_HOST=unix:///path"
@@ -153,7 +157,7 @@ class ContainerEngine:
         """SetupError where no container can be started at all, whatever is in it, with the runtime's own words."""
         name, image = f"rollcage-probe-{secrets.token_hex(6)}", "localhost/rollcage/probe:empty"
         await self.import_tree(empty_system(["dev", "proc"], {}), image)
-        limits: dict[str, Any] = {"ulimits": {}, "security": []}
+        limits: dict[str, Any] = {"ulimits": ulimits(), "security": []}
         try:
             await self.start(Container(name, image, (_NOWHERE,), {}, {}, {}, limits))
         except SandboxError as error:
@@ -186,6 +190,16 @@ class ContainerEngine:
             "list containers", lambda client: client.containers(all=True, filters={"label": [f"{label}={value}"]})
         )
         return [(entry["Id"], entry.get("Labels") or {}) for entry in listed]
+
+
+def ulimits() -> dict[str, int]:
+    """What a container's processes may have, no more than this process may.
+
+    They are always said: an engine that may not raise limits fails when it sets its own large ones.
+    """
+    most = {"nofile": (resource.RLIMIT_NOFILE, _FILES_AT_ONCE), "nproc": (resource.RLIMIT_NPROC, _MOST_PROCESSES)}
+    ours = {name: (resource.getrlimit(kind)[1], value) for name, (kind, value) in most.items()}
+    return {name: value if hard == resource.RLIM_INFINITY else min(value, hard) for name, (hard, value) in ours.items()}
 
 
 def _connect(address: str) -> docker.APIClient:

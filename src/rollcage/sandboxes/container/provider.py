@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import secrets
 import shutil
 import socket
@@ -18,7 +17,7 @@ from rollcage.locks import abandoned, claim, is_claimed
 from rollcage.sandboxes.base import PATH, check_system, refuse_writable_system
 from rollcage.sandboxes.container.box import OWN_PIDS, ContainerBox
 from rollcage.sandboxes.container.control_channel import ControlChannel, listener_at
-from rollcage.sandboxes.container.engine import Container, ContainerEngine
+from rollcage.sandboxes.container.engine import Container, ContainerEngine, ulimits
 from rollcage.sandboxes.container.images import BakedImage, ImageBaker
 from rollcage.sandboxes.images.catalog import ImageStore
 from rollcage.sandboxes.inside.system import USERS
@@ -49,9 +48,6 @@ _START = (
 _COMMAND = ("python3", "-I", "-S", "-B", "-c", _START, "/run/rollcage/control/socket", HOME)
 _START_TIMEOUT_S = 120
 _LOOK_S = 2
-_FILES_AT_ONCE = 4096
-_MOST_PROCESSES = 32768
-"""Of the user that all boxes share. podman lowers its own limit to this; the box's own is a cgroup's."""
 
 
 class _Started(NamedTuple):
@@ -230,10 +226,8 @@ def _tmpfs(spec: SandboxSpec) -> dict[str, str]:
 
 
 def _limits(spec: SandboxSpec, unenforced: frozenset[str]) -> dict[str, object]:
-    # An engine that may not raise limits fails when it sets its own large ones; so they are said, no larger than ours.
-    most = {"nofile": (resource.RLIMIT_NOFILE, _FILES_AT_ONCE), "nproc": (resource.RLIMIT_NPROC, _MOST_PROCESSES)}
     limits: dict[str, object] = {
-        "ulimits": {name: _at_most(kind, value) for name, (kind, value) in most.items()},
+        "ulimits": ulimits(),
         "shm_size": spec.tmp_mb << 20,
         "security": ["label=disable"] if Path("/sys/fs/selinux/enforce").exists() else [],
     }
@@ -244,8 +238,3 @@ def _limits(spec: SandboxSpec, unenforced: frozenset[str]) -> dict[str, object]:
     if "cpus" not in unenforced and spec.cpus is not None:
         limits |= {"cpu_period": 100_000, "cpu_quota": max(1000, round(spec.cpus * 100_000))}
     return limits
-
-
-def _at_most(kind: int, value: int) -> int:
-    _, most = resource.getrlimit(kind)
-    return value if most == resource.RLIM_INFINITY else min(value, most)
