@@ -140,7 +140,7 @@ async def _rollout(job: Job, deps: RolloutDeps, log: Log, stages: Stages, name: 
         ):
             await log(BoxOpened(sandbox_id=box.id, backend=deps.provider.name, notes=box.notes))
             await stages.enter(Stage.SETUP)
-            await set_up(job, box, log, deps.trees)
+            await set_up(job, box, log, deps.trees, remembered=True)
             own = deps.agent.own_paths
             async with snapshot_for_verify(job, box, own) as snapshot:
                 before_agent.deadline = math.inf
@@ -192,12 +192,11 @@ async def judged(job: Job, environment: Environment | None, seconds: float) -> f
         raise VerifierHung(f"{job.environment} had not judged the agent's work after {seconds:g} s") from None
 
 
-async def set_up(job: Job, box: Sandbox, log: Log, trees: Trees | None = None) -> None:
-    """The task's files and commands."""
+async def set_up(job: Job, box: Sandbox, log: Log, trees: Trees | None = None, *, remembered: bool = False) -> None:
+    """The workdir, the task's files and commands. `remembered`: a snapshot follows, which makes an empty workdir."""
     if isinstance(box, InProcessSandbox):
         return
-    # Else the snapshot makes the workdir, with the one command that it takes.
-    if job.task.files or job.task.trees or job.task.setup:
+    if not remembered or job.task.files or job.task.trees or job.task.setup:
         await stage_files(box, job.task, trees)
     seconds = job.task.limits.setup_timeout_s
     failed = await run_commands(box, job, job.task.setup, stage=Stage.SETUP, log=log, seconds=seconds)
