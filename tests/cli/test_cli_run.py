@@ -12,6 +12,8 @@ from pathlib import Path
 import anyio
 import pytest
 
+from rollcage.cli.request import typed_task
+from rollcage.endpoints import EndpointRequest
 from rollcage.schema.result import RolloutResult
 from rollcage.store import Store
 from support.commands import environ, rest, rollcage, rollcage_running, until
@@ -74,6 +76,41 @@ def test_with_json_stdout_is_one_result_and_nothing_else(tmp_path: Path) -> None
     ] == [0, 1]
     again = rollcage(tmp_path, "show", result.rollout_id, "--json")
     assert RolloutResult.model_validate_json(again.stdout) == result
+
+
+def test_show_names_what_was_asked_and_gives_the_patch_and_every_prompt(tmp_path: Path) -> None:
+    curl = (
+        """curl -sf $OPENAI_BASE_URL/chat/completions -H "Authorization: Bearer $OPENAI_API_KEY" -d "$(cat body)" > a"""
+    )
+    body = json.dumps({"model": "m", "messages": [{"role": "system", "content": "Be brief."}], "max_tokens": 50})
+    ask = ["-i", f"echo '{body}' > body; {curl}", "--agent", "shell", "-m", "scripted", "--task-id", "asking"]
+    result = RolloutResult.model_validate_json(rollcage(tmp_path, "run", *ask, "--json").stdout)
+    shown = rollcage(tmp_path, "show", result.rollout_id).stdout
+    for words in ("asking", "scripted", "shell", "cat body"):
+        assert words in shown.partition("turns")[0]
+    patch = rollcage(tmp_path, "show", result.rollout_id, "--patch")
+    assert patch.stdout == result.patch and "+++ b/body" in patch.stdout
+    prompt = rollcage(tmp_path, "show", result.rollout_id, "--prompt", "1").stdout
+    assert "turn 1" in prompt and "system\n    Be brief." in prompt and "max_tokens" in prompt
+    asked = json.loads(rollcage(tmp_path, "show", result.rollout_id, "--prompt", "1", "--json").stdout)
+    assert asked["messages"] == [{"role": "system", "content": "Be brief."}]
+    missing = rollcage(tmp_path, "show", result.rollout_id, "--prompt", "2")
+    assert missing.returncode == 2 and "no such turn; it has 1" in missing.stderr
+
+
+def test_a_model_is_named_in_one_word_as_for_eval(tmp_path: Path) -> None:
+    def asked(*options: str) -> EndpointRequest:
+        given = dict(zip(options[::2], options[1::2], strict=True))
+        return typed_task(None, {"instruction": "true", **given}).endpoint
+
+    named = asked("model", "openai/gpt-4o-mini")
+    assert (named.endpoint, named.model) == ("openai", "gpt-4o-mini")
+    assert (asked("model", "vllm").endpoint, asked("model", "vllm").model) == ("vllm", "")
+    address = asked("model", "http://host:1/v1#a/b")
+    assert (address.base_url, address.model) == ("http://host:1/v1", "a/b")
+    beside = asked("model", "openai/gpt-oss-20b", "endpoint", "vllm")
+    assert (beside.endpoint, beside.model) == ("vllm", "openai/gpt-oss-20b")
+    assert (asked("model", "Qwen/Qwen3-4B").endpoint, asked("model", "Qwen/Qwen3-4B").model) == ("", "Qwen/Qwen3-4B")
 
 
 def test_with_json_and_follow_every_event_is_a_line(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rollcage import UsageError
@@ -11,6 +13,7 @@ from rollcage.runner.replay import fork, replay
 from rollcage.simulators import ScriptedModel
 from rollcage.simulators.recorded import difference
 from rollcage.store import Store
+from rollcage.tasks import load
 from rollcage.trajectory import sequences
 from rollcage.types import ScriptedCall, ScriptedTurn, Task
 from support.playing import Play
@@ -42,6 +45,15 @@ async def test_a_replay_asks_and_earns_the_same_without_a_model(
     assert [turn.tokens for turn in played.turns] == [turn.tokens for turn in original.turns]
     assert [turn.prompt_ids for turn in played.turns] == [turn.prompt_ids for turn in original.turns]
     assert played.origin and (played.origin.rollout_id, played.origin.how) == (original.id, "replay")
+
+
+@pytest.mark.parametrize("task", sorted(Path("examples").glob("*.toml")), ids=lambda path: path.stem)
+async def test_every_example_is_replayed_as_it_was(task: Path, play: Play, runner: Runner) -> None:
+    """The history that one of them makes in git is the same in every box."""
+    file = load(task)
+    original = await play(file.task, agent="mini", script=file.task.solution)
+    _, report = await replay(runner, original)
+    assert (report.differences, report.same_reward) == ((), True) and report.requests == len(file.task.solution)
 
 
 def otherwise(original: Rollout) -> Rollout:
@@ -110,6 +122,7 @@ def test_times_and_ids_are_no_difference_and_words_are() -> None:
     was = request("Wed Nov 18 2026: 3 passed in 0.12s, session 0a1b2c3d4e")
     now = {**request("Thu Nov 19 2026: 3 passed in 1.50s, session 99aabbcc00"), "max_tokens": 9, "logprobs": True}
     assert difference(was, now) is None
+    assert difference(request("[main 0a1b2c3] Add it"), request("[main 9f8e7d6] Add it")) is None
     found = difference(was, request("Wed Nov 18 2026: 2 passed in 0.12s, session 0a1b2c3d4e"))
     assert found and found.path == "messages[0].content"
 

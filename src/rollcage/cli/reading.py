@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,8 +12,6 @@ from rollcage.cli.options import JSON, ROLLOUT
 
 if TYPE_CHECKING:
     from rollcage.settings import Settings
-
-Part = Literal["", "events", "turns"]
 
 
 @click.command()
@@ -41,23 +39,28 @@ def ls(limit: int, open_only: bool, as_json: bool) -> int:
 @ROLLOUT
 @click.option("--events", is_flag=True, help="Every entry of its log.")
 @click.option("--turns", is_flag=True, help="What the model answered, turn by turn.")
+@click.option("--prompt", type=click.IntRange(1), metavar="TURN", help="What the model was asked in a turn, from 1.")
+@click.option("--patch", is_flag=True, help="What the agent changed, as `git apply` takes it.")
 @JSON
-def show(rollout_id: str, events: bool, turns: bool, as_json: bool) -> int:
+def show(rollout_id: str, as_json: bool, prompt: int | None, **parts: bool) -> int:
     """Show one rollout. The first characters of its ID are enough.
 
     \b
     Examples:
       rollcage show 0a1b
+      rollcage show 0a1b --patch | git apply
       rollcage show 0a1b --json | jq .reward
     """
-    if events and turns:
-        raise click.UsageError("--events and --turns do not go together")
+    chosen = [name for name, given in {**parts, "prompt": prompt}.items() if given]
+    if len(chosen) > 1:
+        raise click.UsageError(f"--{chosen[0]} and --{chosen[1]} do not go together")
     import anyio
 
     from rollcage.cli.output import environment
 
-    part: Part = "events" if events else "turns" if turns else ""
-    return anyio.run(_show, environment(), rollout_id, part, as_json)
+    if chosen and chosen[0] in ("patch", "prompt"):
+        return anyio.run(_show_one, environment(), rollout_id, prompt, as_json)
+    return anyio.run(_show, environment(), rollout_id, chosen[0] if chosen else "", as_json)
 
 
 async def _ls(settings: Settings, limit: int, open_only: bool, as_json: bool) -> int:
@@ -84,7 +87,42 @@ async def _ls(settings: Settings, limit: int, open_only: bool, as_json: bool) ->
     return codes.OK
 
 
-async def _show(settings: Settings, prefix: str, part: Part, as_json: bool) -> int:
+async def _show_one(settings: Settings, prefix: str, turn: int | None, as_json: bool) -> int:
+    """The request of a turn; without one, the agent's work as a patch."""
+    import sys
+
+    from rollcage.cli.output import write_json
+    from rollcage.cli.screen import marks_for, screen
+    from rollcage.cli.summary import prompt_details
+    from rollcage.cli.text import clean
+    from rollcage.errors import UsageError
+    from rollcage.wiring import opened_log
+
+    async with opened_log(settings) as store:
+        rollout = await store.rollout(await store.find(prefix))
+    if turn is None:
+        if rollout.patch is None:
+            raise UsageError(f"{rollout.id} has no patch", remedy="its work was not collected: see rollcage show")
+        if rollout.patch_truncated:
+            click.echo("rollcage: the patch was longer than is kept; it ends early", err=True)
+        if as_json:
+            write_json({"patch": rollout.patch, "patch_truncated": rollout.patch_truncated})
+        else:
+            # Whole where a program reads it; what steers a terminal does not reach one.
+            sys.stdout.write(clean(rollout.patch) if sys.stdout.isatty() else rollout.patch)
+        return codes.OK
+    found = next((each for each in rollout.turns if each.index == turn - 1), None)
+    if found is None:
+        raise UsageError(f"--prompt {turn}: there is no such turn; it has {len(rollout.turns)}")
+    if as_json:
+        write_json(found.request)
+    else:
+        console = screen(settings)
+        console.put(prompt_details(found, marks_for(console)))
+    return codes.OK
+
+
+async def _show(settings: Settings, prefix: str, part: str, as_json: bool) -> int:
     from rollcage.cli.output import program, write_json
     from rollcage.cli.screen import marks_for, screen
     from rollcage.cli.summary import event_lines, summary_of, turn_details

@@ -13,8 +13,9 @@ import click
 from pydantic import SecretStr, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from rollcage.endpoints import CATALOG, named_model
 from rollcage.errors import UsageError
-from rollcage.jobs import task_file
+from rollcage.jobs import OTHER_MODEL, task_file
 from rollcage.schema.endpoint import EndpointArguments
 from rollcage.schema.option import Option, option_name
 from rollcage.schema.request import RolloutRequest
@@ -58,7 +59,19 @@ def typed_task(path: str | None, options: Mapping[str, Any]) -> TaskFile:
     given = {name: value for name, value in options.items() if value not in (None, (), {})}
     if given.get("instruction") == "-":
         given["instruction"] = sys.stdin.read()
-    return task_file(path, given)
+    return task_file(path, given | _in_one_word(given))
+
+
+def _in_one_word(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What `-m openai/gpt-4o-mini` means where nothing beside it names an endpoint; as `rollcage eval` takes it."""
+    model = str(given.get("model", ""))
+    kind = re.split(r"[:/]", model.lower().replace("-", "_"), maxsplit=1)[0]
+    if any(given.get(name) for name in OTHER_MODEL) or kind not in {*CATALOG, "http", "https"} - {"custom"}:
+        return {}
+    named = named_model(model)
+    if "api_key" in given:
+        named.pop("api_key", None)
+    return {"model": named.pop("model", None), **named}
 
 
 def as_option(argument: str) -> str:

@@ -57,6 +57,7 @@ def summary_of(
     """The summary of one rollout; `brief` leaves out what the live view has shown, `program` is how to call us."""
     yield from headline(rollout, marks)
     for title, body in (
+        ("task", None if brief else _asked(rollout)),
         ("turns", turns_table(rollout.turns, marks) if rollout.turns else None),
         ("setup", _commands(rollout.setup, marks) if rollout.setup and not brief else None),
         ("verify", _commands(rollout.verify, marks) if rollout.verify and not brief else None),
@@ -121,6 +122,39 @@ def turn_details(rollout: Rollout, marks: Marks) -> Iterator[RenderableType]:
                 text.append(clean(str(function.get("arguments"))))
                 yield Padding(text, (0, 0, 0, 4))
         yield Text("")
+
+
+def prompt_details(turn: Turn, marks: Marks) -> Iterator[RenderableType]:
+    """What the model saw in a turn: every message, the names of its tools, and what else was asked."""
+    told = {name: value for name, value in turn.request.items() if name not in ("messages", "tools")}
+    head = Text.assemble((f"{marks.turn} turn {turn.index + 1}", STRONG), (f"  {prompt_tokens(turn):,} tokens", DIM))
+    yield head.append(f"  {one_line(json.dumps(told, ensure_ascii=False), 2000)}", style=DIM)
+    tools = turn.request.get("tools")
+    names = [_named(each) for each in tools] if isinstance(tools, list) else []
+    if names:
+        yield Text.assemble(("tools ", DIM), (one_line(", ".join(names), 2000), ACCENT))
+    messages = turn.request.get("messages")
+    for message in messages if isinstance(messages, list) else []:
+        said = dict(message) if isinstance(message, dict) else {"content": message}
+        yield Text("")
+        yield Text(one_line(str(said.pop("role", "message")), 40), style=STRONG)
+        content = said.pop("content", None)
+        if isinstance(content, list):
+            texts = [each.get("text") if isinstance(each, dict) else None for each in content]
+            content = "\n".join(
+                str(text) if text is not None else json.dumps(each) for text, each in zip(texts, content, strict=True)
+            )
+        if content:
+            yield Padding(Text(clean(str(content))), (0, 0, 0, 4))
+        for name, value in said.items():
+            if value:
+                words = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                yield Padding(Text.assemble((f"{one_line(name, 40)} ", DIM), clean(words)), (0, 0, 0, 4))
+
+
+def _named(tool: object) -> str:
+    function = tool.get("function", tool) if isinstance(tool, dict) else tool
+    return str(function.get("name")) if isinstance(function, dict) else str(function)
 
 
 def event_lines(entries: Iterable[Entry]) -> Iterator[Text]:
@@ -212,6 +246,26 @@ def _parts_text(rollout: Rollout) -> str:
     return f" ({', '.join(f'{one_line(name, 30)} {reward_text(value)}' for name, value in list(parts.items())[:6])})"
 
 
+def _asked(rollout: Rollout) -> Table:
+    """Which task, who worked and who thought, and what was to be done."""
+    job = rollout.job
+    table = _grid()
+    table.add_column(no_wrap=True, style=DIM)
+    table.add_column(overflow="fold")
+    rows = {
+        "id": job.task.id,
+        "agent": job.agent.name,
+        "model": job.model.model if job.model.kind == "scripted" else f"{job.model.model} ({job.model.kind})",
+        "group": job.group_id,
+        "instruction": clip(clean(job.task.instruction.strip()), 2000),
+    }
+    for name, value in rows.items():
+        if value.strip(" ()"):
+            table.add_row(name, Text(value))
+    table.show_header = False
+    return table
+
+
 def _commands(results: Sequence[CommandResult], marks: Marks) -> Group:
     lines = []
     for result in results[:COMMANDS_SHOWN]:
@@ -280,7 +334,12 @@ def _timings(rollout: Rollout, marks: Marks) -> Table:
 
 def _where(rollout: Rollout, log_path: Path, program: str) -> Group:
     name = one_line(rollout.id, 80)
-    rows = [("what the model answered", "--turns"), ("every event", "--events"), ("for programs", "--json")]
+    rows = [
+        ("what the model answered", "--turns"),
+        ("every event", "--events"),
+        ("what it changed", "--patch"),
+        ("for programs", "--json"),
+    ]
     return Group(
         Text(f"{log_path} has all {counted(rollout.last_seq, 'entry')} of {name}"),
         *(Text.assemble((f"{program} show {name} {flag:<10}", ACCENT), (what, DIM)) for what, flag in rows),

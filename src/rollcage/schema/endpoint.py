@@ -34,7 +34,9 @@ class EndpointArguments(Value):
         Field(default=SecretStr(""), title="Key")
     )
     """The model's key. It never enters the box, and is never stored or logged."""
-    model: Annotated[str, Option("-m", metavar="NAME")] = Field(default="", title="Model name")
+    model: Annotated[
+        str, Option("-m", metavar="NAME", more="Alone, all in one: openai/gpt-4o-mini, vllm, http://host/v1#model.")
+    ] = Field(default="", title="Model name")
     """The model's name at that address."""
     model_key: Annotated[str, Option(metavar="KEY")] = ""
     """Older shape: `vllm://<repo>` (needs `vllm_url`) or `hf-router://<repo>:<provider>` (needs `hf_token`)."""

@@ -33,7 +33,7 @@ _VOLATILE = re.compile(
     r"|\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*,? (?:[A-Z][a-z]{2,8} \d{1,2}|\d{1,2} [A-Z][a-z]{2,8}),? \d{4}"
     r"|\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]* +\d{1,2}\b"
     r"|\b\d+(?:\.\d+)? ?(?:ms|s|sec|seconds)\b"  # durations
-    r"|\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b"  # ids
+    r"|\b(?=[0-9a-f]*\d)[0-9a-f]{7,}\b"  # ids, git's short ones too
     r"|/tmp/[\w.-]+"
 )
 
