@@ -544,6 +544,10 @@ class Task(Value):
     it, else the commands."""
     seal_tests: bool = True
     """Nothing can change `$TESTS_DIR` while verification runs. False: for verifiers that build something in there."""
+    guards: bool = True
+    """Scripts of the agent's that a plain verifier starts by `python3` or `node` are launched as the judged, test
+    runners import Python's own modules, and code under test that ends their process has failed. False: where such
+    scripts share /tmp or the home directory with their verifier."""
     verifier: str = ""
     """Python source of a function `verify(before, after)`. Where the job names a remote environment that runs
     verifiers, it is run there, beside its data, after the agent is gone; what it gives is the reward."""

@@ -317,7 +317,7 @@ def test_a_fingerprint_tells_every_argument_but_keys_and_none_that_says_nothing(
 
 OTHER: dict[str, object] = {
     **dict.fromkeys(("thinking", "disable_thinking", "isolate"), True),
-    **dict.fromkeys(("keep_reasoning", "seal_tests"), False),
+    **dict.fromkeys(("keep_reasoning", "seal_tests", "guards"), False),
     **dict.fromkeys(("temperature", "agent_timeout_s", "setup_timeout_s", "verify_timeout_s", "timeout_s"), 1.5),
     **dict.fromkeys(("seed", "environment_seed", "top_logprobs", "max_tokens_cap", "max_turns"), 7),
     **dict.fromkeys(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from rollcage.errors import FileMissing, SandboxError, SandboxLost, ScoringError, VerifierHung
 from rollcage.events import Event, Suspicion
 from rollcage.rollout.checks import Sides, run_checks
+from rollcage.rollout.guards import guards
 from rollcage.rollout.reward import PARTS, TEXT, decided, with_checks
 from rollcage.rollout.setup import Trees, run_commands, stage_tree
 from rollcage.rollout.verify_env import environment_from
@@ -41,8 +42,18 @@ WITHHELD = ("REWARD_FILE", "TESTS_DIR", "GIT_CONFIG_*", "npm_config_*")
 """What they do not hand on to the code that they launch."""
 
 
-async def judge(job: Job, box: Sandbox, log: Log, deadline: float, trees: Trees | None = None) -> Reward | None:
-    """Stage the tests, run the verifier, and read its verdict; None where the task has no verifier."""
+async def judge(
+    job: Job,
+    box: Sandbox,
+    log: Log,
+    deadline: float,
+    trees: Trees | None = None,
+    changed: Collection[str] | None = None,
+) -> Reward | None:
+    """Stage the tests, run the verifier, and read its verdict; None where the task has no verifier.
+
+    `changed`: the files of the workdir that the agent made or changed, where that is known.
+    """
     task = job.task
     if task.tests_tree:
         await stage_tree(box, task.tests_tree, task.tests_dir, trees)
@@ -60,7 +71,7 @@ async def judge(job: Job, box: Sandbox, log: Log, deadline: float, trees: Trees 
         await log(Suspicion(code="environment_variable", what=what, paths=lost))
     judged = None
     try:
-        async with divided(task, box, log) as judged:
+        async with divided(task, box, log, changed) as judged:
             env = {**given, **_environment(task), **(_tools(judged, given) if judged else {})}
             checked = None
             if judged and task.checks:
@@ -79,7 +90,9 @@ async def judge(job: Job, box: Sandbox, log: Log, deadline: float, trees: Trees 
 
 
 @asynccontextmanager
-async def divided(task: Task, box: Sandbox, log: Log) -> AsyncIterator[Judged | None]:
+async def divided(
+    task: Task, box: Sandbox, log: Log, changed: Collection[str] | None = None
+) -> AsyncIterator[Judged | None]:
     """Keep the judged apart in a box; None where that cannot be done and the task does not rely on it."""
     shared = task.work_paths
     separation = Separation(
@@ -89,6 +102,7 @@ async def divided(task: Task, box: Sandbox, log: Log) -> AsyncIterator[Judged | 
         covered=shared if task.isolate else (),
         needs_launcher=launches(task),
         withheld=WITHHELD,
+        guards=guards(task, changed, launches=launches(task)),
     )
     async with AsyncExitStack() as stack:
         cause: SandboxError | None = None

@@ -58,6 +58,11 @@ git add --all --force --ignore-errors -- . {_PATHS} 2>/dev/null
 git ls-files --stage -z | sed -zn 's/^160000 [^\t]*\t//p' | git update-index -z --force-remove --stdin &&
   git write-tree >"$GIT_DIR/before" || {{ rm -rf -- "$GIT_DIR"; exit 6; }}
 git ls-files -z | grep -zE '{TESTS}' | head -z -n {MAX_TESTS}
+# Interpreters are setup's, and nothing that make prefers to the Makefile of setup's is.
+for name in .venv/bin/python* venv/bin/python*; do printf '%s\\0' "$name"; done
+if [ -e Makefile ] || [ -e makefile ]; then
+  for name in GNUmakefile makefile; do [ -e "$name" ] || printf '%s\\0' "$name"; done
+fi
 exit 0
 """
 
@@ -91,8 +96,8 @@ class Patch(NamedTuple):
 
 
 async def snapshot_workdir(box: Sandbox, workdir: str) -> tuple[str, ...] | None:
-    """Remember the workdir as it is, made if there is none, and say which files in it are tests; None where it is too
-    large for that, or the box has no git."""
+    """Remember the workdir as it is, made if there is none, and say what in it is not the agent's to change: tests,
+    interpreters, what make would read before the Makefile; None where it is too large for that, or there is no git."""
     script = _shell(_REMEMBER, workdir)
     ran = await run(
         box, script, env=_ENVIRONMENT, inherit_image_env=False, cwd="/", timeout_s=TIMEOUT_S, limit=MAX_PATCH_BYTES

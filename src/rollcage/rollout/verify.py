@@ -158,16 +158,16 @@ async def verify(
                 share = seconds / 3 / (1 + len(job.task.keep))
                 place = _second_box(job, partial(copy_path, box, timeout_s=min(COPY_S, share)), provider, log, snapshot)
             async with place as clean:
-                await _take_stock(job.task, clean, log, keeper, seconds / 4, snapshot.tests)
-                return await judge(job, clean, log, deadline, trees)
+                changed = await _take_stock(job.task, clean, log, keeper, seconds / 4, snapshot.tests)
+                return await judge(job, clean, log, deadline, trees, changed)
     except TimeoutError:
         raise VerifierHung(f"verification had not ended after {seconds:g} s", blame="agent") from None
 
 
 async def _take_stock(
     task: Task, box: Sandbox, log: Log, keeper: WorkKeeper | None, seconds: float, tests: Sequence[str]
-) -> None:
-    """Log what the agent left, and store it: as it is before anything judges it.
+) -> frozenset[str] | None:
+    """Log what the agent left, and store it: as it is before anything judges it. Returns which files it changed.
 
     The agent's files decide how long that takes; the verifier must have time left whatever they are.
     """
@@ -200,6 +200,7 @@ async def _take_stock(
         await _notice_reach(patch.text, log)
     for stored in work:
         await log(stored)
+    return patch.changed if patch else None
 
 
 async def _rewind(task: Task, box: Rewindable, log: Log, own: Sequence[str], tests: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import anyio
@@ -114,6 +115,9 @@ class Separation(NamedTuple):
     """The judge relies on `untrusted`: a box whose image has nothing to run it with is not divided."""
     withheld: tuple[str, ...] = ()
     """Variables of the judge's environment that what it launches does not get; a name may end in `*`."""
+    guards: Mapping[str, str] = MappingProxyType({})
+    """Files that lie beside the launcher, by name. One that begins with `#!/bin/sh` stands before a program of its
+    name, and is there only where that program is."""
 
     @property
     def live(self) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ class RolloutArguments(TypedDict, total=False):
     isolate: bool | None
     reward_from: Literal["reward.txt", "reward.json", "commands", "harbor"] | None
     seal_tests: bool | None
+    guards: bool | None
     workdir: str | None
     solution: Sequence[Mapping[str, Any]] | None
     mode: Literal["transparent_proxy", "black_box"] | None

@@ -82,6 +82,8 @@ class RolloutRequest(EndpointArguments, _Instruction):
     contradicts it, else the commands."""
     seal_tests: Annotated[bool, Option()] = True
     """Nothing can change `$TESTS_DIR` while verification runs."""
+    guards: Annotated[bool, Option()] = True
+    """Scripts of the agent's that a plain verifier starts are launched apart from it, and do not end its process."""
     workdir: Annotated[str, Option(metavar="PATH")] = f"{HOME}/workdir"
     """Where the agent starts."""
     solution: tuple[ScriptedTurn, ...] = Field(default=(), max_length=MOST_ITEMS)

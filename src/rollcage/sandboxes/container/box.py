@@ -89,7 +89,8 @@ class ContainerBox:
             why = "it is divided already" if self._judged is not None else "a command is running in it"
             raise SandboxError(f"cannot divide the box: {why}")
         sizes = {"tmp": self._spec.tmp_mb << 20, "disk": self._spec.disk_mb << 20, "home": HOME}
-        request = {**separation._asdict(), **sizes, "tools": launcher.tools(separation.max_output)}
+        request = {**separation._asdict(), **sizes, "guards": None}
+        request["tools"] = {**launcher.tools(separation.max_output), **separation.guards}
         with anyio.CancelScope(shield=True):
             try:
                 answer = await self._channel.ask("divide", request)

@@ -149,7 +149,8 @@ class LocalBox:
     async def separate(self, separation: Separation) -> AsyncIterator[JudgedSide]:
         """Divide the box: what the judge launches by `untrusted` in the block runs as the judged."""
         request: dict[str, object] = {**separation._asdict(), "tmp": self._spec.tmp_mb << 20, "door": launcher.TOOLS}
-        request["tools"] = launcher.tools(separation.max_output)
+        request["tools"] = {**launcher.tools(separation.max_output), **separation.guards}
+        request["guards"] = None
         request["compiled"] = launcher.compiled(separation.max_output)
         if self._divided:
             raise SandboxError("cannot divide the box: it is divided already")

@@ -21,6 +21,7 @@ from rollcage.sandboxes.inside.system import HOST_FILES
 _STAGE = "/run/stage"
 _FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV
 _BACKLOG = 64
+_PROGRAMS = ("/usr/local/bin", "/usr/bin", "/bin")
 _FOLDER = os.O_PATH | os.O_DIRECTORY
 
 
@@ -234,7 +235,9 @@ def _cover(target: int) -> None:
 
 def _open_door(tools: Mapping[str, str]) -> int:
     for name, text in tools.items():
-        if text.startswith("#!"):
+        if text.startswith("#!/bin/sh") and not any(os.path.exists(f"{folder}/{name}") for folder in _PROGRAMS):
+            continue  # it would stand before a program that the image does not have
+        if text.startswith("#!\n"):
             text = f"#!{sys.executable} -IS\n{text.partition(chr(10))[2]}"
         with open(f"/run/{name}", "w") as file:
             file.write(text)

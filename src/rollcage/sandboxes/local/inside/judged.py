@@ -27,6 +27,7 @@ _DOOR, _COVER, _PRIVATE = "/door", "/cover", "/private"
 _FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV
 _BACKLOG = 64
 _PYTHONS = ("usr/bin/python3", "usr/local/bin/python3", "bin/python3")
+_PROGRAMS = ("usr/local/bin", "usr/bin", "bin")
 
 
 def divide(request: Mapping[str, Any]) -> int:
@@ -56,7 +57,8 @@ def divide(request: Mapping[str, Any]) -> int:
         os.makedirs(os.path.dirname(f"{_DOOR}/{name}"), exist_ok=True)
         with open(f"{_DOOR}/{name}", "wb") as compiled:
             compiled.write(bytes.fromhex(digits))
-    listener = _open_door(request["tools"], python)
+    tools = {name: text for name, text in request["tools"].items() if _has_use(judge, name, text)}
+    listener = _open_door(tools, python)
     _put(_DOOR, kernel.open_in(judge, request["door"], os.O_PATH | os.O_DIRECTORY), read_only=True)
     return listener
 
@@ -160,9 +162,9 @@ def _cover(path: str, judge: int) -> None:
 
 def _open_door(tools: Mapping[str, str], python: str) -> int:
     for name, text in tools.items():
-        if text.startswith("#!") and python:
+        if text.startswith("#!\n") and python:
             text = f"#!/{python} -IS\n{text.partition(chr(10))[2]}"
-        elif text.startswith("#!"):
+        elif text.startswith("#!\n"):
             text = "#!/bin/sh\necho 'untrusted: this image has no python3 to launch with' >&2\nexit 125\n"
         with open(f"{_DOOR}/{name}", "w") as file:
             file.write(text)
@@ -171,6 +173,11 @@ def _open_door(tools: Mapping[str, str], python: str) -> int:
     listener.bind(f"{_DOOR}/socket")
     listener.listen(_BACKLOG)
     return listener.detach()
+
+
+def _has_use(root: int, name: str, text: str) -> bool:
+    """Whether a tool is of use: one that stands before a program that the image does not have would hide that."""
+    return not text.startswith("#!/bin/sh") or any(_is_program(root, f"{folder}/{name}") for folder in _PROGRAMS)
 
 
 def _is_program(root: int, path: str) -> bool:

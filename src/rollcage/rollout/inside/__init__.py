@@ -1,0 +1,1 @@
+"""What lies beside a plain verifier in its box."""
