@@ -86,7 +86,9 @@ async def judge(
         raise
     if reward:
         reward = reward.model_copy(update={"trust": "isolated" if task.isolate else "shared"})
-    return with_checks(reward, checked.parts, checked.trust, commands=len(results)) if checked else reward
+    if not checked:
+        return reward
+    return with_checks(reward, checked.parts, checked.scores, checked.trust, commands=len(results))
 
 
 @asynccontextmanager

@@ -146,17 +146,19 @@ def _plain(name: str, left: Mapping[str, bytes | None]) -> bytes:
     return data
 
 
-def with_checks(own: Reward | None, tests: Mapping[str, float], trust: Trust, *, commands: int) -> Reward:
+def with_checks(
+    own: Reward | None, tests: Mapping[str, float], scores: Sequence[float], trust: Trust, *, commands: int
+) -> Reward:
     """The reward of checks, and of what else the verifier found: a number that it wrote, or commands, each as one test.
 
     It is trusted as far as the weaker of the two.
     """
     if own is None:
-        return Reward(total=sum(tests.values()) / len(tests), parts=dict(tests), source="checks", trust=trust)
+        return Reward(total=sum(scores) / len(scores), parts=dict(tests), source="checks", trust=trust)
     weaker = max(trust, own.trust, key=("isolated", "in_process", "shared").index)
     if own.source != "commands":
         return own.model_copy(update={"parts": {**tests, **own.parts}, "trust": weaker})
-    total = (sum(tests.values()) + own.total * commands) / (len(tests) + commands)
+    total = (sum(scores) + own.total * commands) / (len(scores) + commands)
     return Reward(total=total, parts={**tests, "verify": own.total}, source="checks", trust=weaker)
 
 

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from rollcage.errors import UsageError
+from rollcage.tasks.logs import parser_named
 from rollcage.types import TESTS_DIR, Check, Task, resolve_box_path
 
 READ_LIMIT = 1 << 20
@@ -61,6 +62,9 @@ def expected(check: Check, tests: Mapping[str, str]) -> tuple[str, ...]:
     """The tests that one check expects."""
     if check.kind == "command":
         return (check.name or check.command.strip(),)
+    if check.kind == "log":
+        parser_named(check.parser)
+        return tuple(dict.fromkeys((*check.expect, *check.maintain)))
     if check.expect:
         return check.expect
     ids = [each for path, text in _selected(check, tests) for each in _written_in(check.kind, path, text)]

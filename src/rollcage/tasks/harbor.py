@@ -153,6 +153,11 @@ def image_name(context: Path) -> str:
     return f"{NAME}-{tree_of(context).digest[:24]}"
 
 
+def template_of(image: str) -> str:
+    """What an image that a task names is called here, once it was imported."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", image).strip("-.")[-64:]
+
+
 def strip_canary(text: str) -> str:
     """An instruction without the lines at its start that mark a public task: they are not for the agent."""
     lines = text.split("\n")
@@ -347,7 +352,7 @@ class _Reader:
             except TaskError as error:
                 self._problems.append(str(error))
                 return ""
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", docker_image).strip("-.")[-64:] if docker_image else ""
+        return template_of(docker_image or "")
 
     def _workdir(self, dockerfile: Path) -> str:
         """The last WORKDIR of a Dockerfile."""

@@ -12,6 +12,7 @@ from rollcage.errors import TaskError, UsageError
 from rollcage.tasks.files import SIZE_LIMIT, TaskFile, load, task_of, unique
 from rollcage.tasks.harbor import NAME as HARBOR
 from rollcage.tasks.harbor import is_folder_task
+from rollcage.tasks.swe import is_record, task_of_record
 from rollcage.types import SandboxSpec, Value
 
 SUFFIXES = (".toml", ".json")
@@ -103,7 +104,7 @@ class FolderSource:
 
 
 class LinesSource:
-    """A JSON lines file: each line is what a task file in JSON says, with an `id` of its own."""
+    """A JSON lines file: each line is what a task file in JSON says, with an `id` of its own, or a SWE record."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -117,7 +118,8 @@ class LinesSource:
             where, name = f"{self._path}:{number}", f"{self._path.stem}-{number}"
 
             def read(line: str = line, where: str = where, name: str = name) -> TaskFile:
-                return task_of(object_of(line, where), self._path, where, name=name)
+                data = object_of(line, where)
+                return (task_of_record if is_record(data) else task_of)(data, self._path, where, name=name)
 
             yield sourced(name, where, read)
 

@@ -1,4 +1,4 @@
-"""Checks by commands: one whose output is compared here, and frameworks whose own report is read: go, cargo, JUnit."""
+"""Checks by commands: those whose output is compared or read here, and frameworks with a report: go, cargo, JUnit."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rollcage.rollout.checks.report import PASSED, CheckReport
 from rollcage.sandboxes.base import Exit, Sandbox, run
 from rollcage.sandboxes.bundle import bundle
 from rollcage.tasks.expected import Expected, tests_below
+from rollcage.tasks.logs import NotGraded, outcomes_of, statuses_of
 from rollcage.types import TESTS_DIR, Check, JsonObject, Task
 
 OUTPUT_LIMIT = 4 << 20
@@ -44,6 +45,44 @@ async def run_command(
         report.add(test, "failed", f"it printed {ended.stdout.text[-200:]!r}")
     else:
         report.add(test, PASSED)
+    return report, ended
+
+
+_EVAL = """
+cat > "${TMPDIR:=/tmp}/eval.sh" || exit 97
+# The copy of the workdir may belong to another user: git then wants to be told.
+export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
+exec bash "$TMPDIR/eval.sh" </dev/null 2>&1
+"""
+
+
+async def run_log(
+    each: Expected, side: Sandbox, workdir: str, seconds: float, env: Mapping[str, str], limit: int
+) -> tuple[CheckReport, Exit]:
+    """Run a script as the judged, in a copy of the workdir; what it printed is read here."""
+    check = each.check
+    ended = await run(
+        side,
+        ["bash", "--noprofile", "--norc", "-c", _EVAL],
+        stdin=check.command.encode(),
+        env=env,
+        cwd=workdir,
+        inherit_image_env=False,
+        timeout_s=seconds,
+        limit=limit,
+    )
+    report = CheckReport(begun=True)
+    if ended.timed_out or ended.stdout.truncated:
+        report.incomplete = "it ran out of time" if ended.timed_out else "its log is too long"
+        return report, ended
+    try:
+        found = statuses_of(ended.stdout.data.decode("utf-8", "replace"), check.parser)
+    except NotGraded as error:
+        report.incomplete = str(error)
+        return report, ended
+    report.outcomes = {name: status.lower() for name, status in found.items()}
+    for test, passed, status in outcomes_of(found, check.expect, check.maintain):
+        report.outcomes[test] = PASSED if passed else f"failed: {status}"
     return report, ended
 
 

@@ -41,6 +41,8 @@ class Checked(NamedTuple):
 
     parts: dict[str, float]
     """1 for each expected test that passed and 0 for each other, by name."""
+    scores: tuple[float, ...]
+    """What counts, each as much as the others: a test, or all tests of a check that are judged together."""
     trust: Trust
     """That of the weakest check."""
 
@@ -72,6 +74,7 @@ async def run_checks(
         raise ScoringError(str(error), blame="task") from error
     deadline = time.monotonic() + seconds
     parts: dict[str, float] = {}
+    scores: list[float] = []
     # Whoever is given the tests could keep them: those come last who are.
     for each in sorted(expected, key=lambda each: not isolated(each.check)):
         label = label_of(each.check)
@@ -81,16 +84,23 @@ async def run_checks(
         result = CommandResult(
             command=label,
             exit_code=ended.code,
-            stdout=told(report, each.ids),
+            stdout=told(report, each.ids) + _log_of(each.check, ended),
             stderr=ended.stderr.data[-(64 << 10) :].decode("utf-8", "replace"),
             seconds=ended.seconds,
             timed_out=ended.timed_out,
         )
         await log(CommandEnded(stage=Stage.VERIFY, result=result))
         _refuse_lacking(each.check, task, report, ended, first=not parts)
-        parts |= {each.part(test): float(report.of(test) == PASSED) for test in each.ids}
+        passed = {each.part(test): float(report.of(test) == PASSED) for test in each.ids}
+        parts |= passed
+        scores += [min(passed.values())] if each.check.together else passed.values()
     weakest: Trust = "isolated" if all(isolated(check) for check in task.checks) else "in_process"
-    return Checked(parts, weakest)
+    return Checked(parts, tuple(scores), weakest)
+
+
+def _log_of(check: Check, ended: Exit) -> str:
+    """The end of what a script printed, which is its report."""
+    return f"\n\n{ended.stdout.text[-(16 << 10) :]}" if check.kind == "log" else ""
 
 
 def label_of(check: Check) -> str:
@@ -112,6 +122,9 @@ async def _run_one(each: Expected, task: Task, sides: Sides, seconds: float) -> 
     if check.kind == "command":
         side = _JudgedSide(sides.judged, scratch=False)
         return await commands.run_command(each, side, task.workdir, seconds, sides.given)  # type: ignore[arg-type]
+    if check.kind == "log":
+        copy = _JudgedSide(sides.judged, scratch=True)
+        return await commands.run_log(each, copy, task.workdir, seconds, sides.given, REPORT_LIMIT)  # type: ignore[arg-type]
     kinds = {"pytest": python.plan, "unittest": python.plan, "node": node.plan}
     plan = kinds.get(check.kind, commands.plan)(check, task, seconds)
     nonce = secrets.token_hex(16)
