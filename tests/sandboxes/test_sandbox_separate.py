@@ -300,3 +300,27 @@ async def test_limits_of_others_are_out_of_reach(tmp_path: Path) -> None:
 def _unused(box: LocalBox) -> Separable:
     """A local box has all that the protocol asks for, as the type checker sees it."""
     return box
+
+
+IN_FLIGHT = """
+import errno, socket, sys
+held = []
+try:
+    while len(held) < 100:
+        held.append(socket.socketpair())
+        socket.send_fds(held[-1][0], [b"x"], [0] * 250)
+except OSError as error:
+    print(errno.errorcode[error.errno], flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_descriptors_that_an_agent_has_on_their_way_keep_no_other_judge_from_launching(tmp_path: Path) -> None:
+    async with (
+        a_judge(tmp_path / "one") as judge,
+        a_box(tmp_path / "other") as hostile,
+        hostile.spawn(["python3", "-c", IN_FLIGHT]) as flood,
+    ):
+        assert await flood.stdout.receive() == b"ETOOMANYREFS\n"
+        launched = await judge("untrusted echo ran")
+        assert (launched.code, launched.stdout.text) == (0, "ran\n"), launched

@@ -55,6 +55,10 @@ WRONG: list[dict[str, Any]] = [
     {"model_key": HALF},
     {"driver": "bogus"},
     {"driver": HALF},
+    {"driver": "serve", "agent": "shell"},
+    {"driver": "serve", "agent": "nop"},
+    {"system_prompt": "p", "agent": "oracle"},
+    {"disabled_tools": ["bash"], "agent": "mini"},
     {"disabled_tools": [""]},
     {"max_tokens_cap": True},
     {"max_turns": False},
@@ -118,7 +122,7 @@ async def test_openenvs_stock_client_is_told_the_same_in_an_observation(server: 
 async def test_python_and_the_command_line_are_told_the_same(tmp_path: Path) -> None:
     settings = rollcage.Settings.from_environ({"ROLLCAGE_HOME": str(tmp_path)})
     for wrong in WRONG:
-        if "driver" in wrong:
+        if wrong.keys() & {"driver", "agent"}:
             continue  # known to the agent alone, once there is a runner
         given = {**PLAIN, **wrong}
         with pytest.raises(UsageError) as caught:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from rollcage.errors import UsageError
 from rollcage.events import AgentEmitted, AgentStarted
 from rollcage.sandboxes.base import Sandbox
 from rollcage.sandboxes.layers import Layer
@@ -12,6 +13,14 @@ from rollcage.types import AgentSpec, CallOrigin, Endpoint, JsonObject, Scripted
 
 Emit = Callable[[AgentStarted | AgentEmitted], Awaitable[object]]
 """Puts what the agent says and does into the log, as it comes."""
+
+
+def takes_only(agent: str, spec: AgentSpec, *accepted: str) -> None:
+    """Refuse by its name whatever else of its configuration is set."""
+    for field, known in AgentSpec.model_fields.items():
+        if field not in ("name", *accepted) and getattr(spec, field) != known.default:
+            can = ", ".join(sorted(accepted)) or "none"
+            raise UsageError(f"{agent} cannot be given one", argument=field, remedy=f"it takes {can}")
 
 
 class AgentContext(NamedTuple):

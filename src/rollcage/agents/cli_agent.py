@@ -24,7 +24,7 @@ from rollcage.agent_events import (
     AgentText,
     AgentToolCall,
 )
-from rollcage.agents.base import AgentContext, AgentExit, Emit, ToolWords
+from rollcage.agents.base import AgentContext, AgentExit, Emit, ToolWords, takes_only
 from rollcage.agents.fields import text
 from rollcage.agents.lines import lines
 from rollcage.errors import AgentError, UsageError
@@ -141,17 +141,7 @@ class CliAgent:
 
     def check(self, spec: AgentSpec) -> None:
         """Refuse by name what it cannot follow."""
-        asked = {
-            "driver": spec.driver,
-            "system_prompt": spec.system_prompt,
-            "enabled_tools": spec.enabled_tools is not None,
-            "disabled_tools": spec.disabled_tools,
-            "config": spec.config,
-        }
-        for field, value in asked.items():
-            if value and field not in self.accepts:
-                can = ", ".join(sorted({"env", *self.accepts}))
-                raise UsageError(f"{self.name} cannot be given one", argument=field, remedy=f"it takes {can}")
+        takes_only(self.name, spec, "env", *self.accepts)
         for field in ("enabled_tools", "disabled_tools"):
             if unknown := sorted(set(getattr(spec, field) or ()) - self.tools):
                 known = ", ".join(sorted(self.tools))

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rollcage.agent_events import AgentEvent, AgentReportedError, AgentText, AgentToolCall
-from rollcage.agents.base import AgentContext, AgentExit, Emit
-from rollcage.errors import AgentError, UsageError
+from rollcage.agents.base import AgentContext, AgentExit, Emit, takes_only
+from rollcage.errors import AgentError
 from rollcage.events import AgentEmitted, AgentStarted
 from rollcage.json_safe import json_safe
 from rollcage.sandboxes.base import InProcessSandbox, Sandbox
@@ -40,10 +40,7 @@ class Loop:
 
     def check(self, spec: AgentSpec) -> None:
         """It can be given a system prompt, and tools that are not to be offered; there is nothing else to it."""
-        if spec.config or spec.env or spec.driver:
-            raise UsageError(
-                "loop takes system_prompt, enabled_tools and disabled_tools, and nothing else", argument="agent"
-            )
+        takes_only(self.name, spec, "system_prompt", "enabled_tools", "disabled_tools")
 
     def layers(self) -> Sequence[Layer]:
         """None."""

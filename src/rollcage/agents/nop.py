@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollcage.agents.base import AgentContext, AgentExit, Emit
-from rollcage.errors import UsageError
+from rollcage.agents.base import AgentContext, AgentExit, Emit, takes_only
 from rollcage.events import AgentStarted
 from rollcage.sandboxes.base import Sandbox
 from rollcage.sandboxes.layers import Layer
@@ -22,8 +21,7 @@ class Nop:
 
     def check(self, spec: AgentSpec) -> None:
         """There is nothing that could be set."""
-        if spec.system_prompt or spec.config or spec.env or spec.disabled_tools or spec.enabled_tools is not None:
-            raise UsageError(f"{self.name} takes no configuration", argument="agent")
+        takes_only(self.name, spec)
 
     def layers(self) -> Sequence[Layer]:
         """None."""

@@ -9,8 +9,7 @@ import anyio
 from anyio.abc import ByteReceiveStream
 
 from rollcage.agent_events import AgentOutput
-from rollcage.agents.base import AgentContext, AgentExit, Emit
-from rollcage.errors import UsageError
+from rollcage.agents.base import AgentContext, AgentExit, Emit, takes_only
 from rollcage.events import AgentEmitted, AgentStarted
 from rollcage.sandboxes.base import Sandbox, tail
 from rollcage.sandboxes.layers import Layer
@@ -29,10 +28,7 @@ class Shell:
 
     def check(self, spec: AgentSpec) -> None:
         """It has no prompt, tools or configuration that could be set."""
-        if spec.system_prompt or spec.config or spec.disabled_tools or spec.enabled_tools is not None:
-            raise UsageError(
-                "shell takes only `env`; it has no system prompt, tools or configuration", argument="agent"
-            )
+        takes_only(self.name, spec, "env")
 
     def layers(self) -> Sequence[Layer]:
         """None."""

@@ -99,7 +99,7 @@ def router(store: Store) -> APIRouter:
     async def list_batch_rollouts(
         name: Name,
         by: By,
-        offset: Annotated[int, Query(ge=0)] = 0,
+        offset: Annotated[int, Query(ge=0, lt=2**31)] = 0,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     ) -> BatchRows:
         """Its rollouts, one row each: the latest attempt of every cell."""

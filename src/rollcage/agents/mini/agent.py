@@ -15,7 +15,7 @@ from anyio.abc import ByteReceiveStream
 from pydantic import Field, ValidationError
 
 from rollcage.agent_events import AGENT_EVENT, AgentEvent, AgentNote, AgentOutput, AgentReportedError
-from rollcage.agents.base import AgentContext, AgentExit, Emit, ToolWords
+from rollcage.agents.base import AgentContext, AgentExit, Emit, ToolWords, takes_only
 from rollcage.agents.lines import lines
 from rollcage.errors import AgentError, UsageError
 from rollcage.events import AgentEmitted, AgentStarted
@@ -53,8 +53,7 @@ class Mini:
 
     def check(self, spec: AgentSpec) -> None:
         """It can be given a system prompt, environment variables and bounds on its commands."""
-        if spec.driver or spec.disabled_tools or spec.enabled_tools is not None:
-            raise UsageError("mini has one driver and one tool, bash: neither can be chosen", argument="agent")
+        takes_only(self.name, spec, "system_prompt", "env", "config")
         _config(spec)
 
     def layers(self) -> Sequence[Layer]:

@@ -47,6 +47,7 @@ _PROGRAM = ("/usr/bin/env", "-u", "PWD", "--")
 _LOCALE = ("LANG", "LC_")
 """Set by `env` itself: if it found them set, it would load a locale first, which takes longer than all else it does."""
 _OWN_PIDS = 8
+_FILES = 4096
 PENDING_SIGNALS, _QUEUED_BYTES = 1024, 100 << 10
 """Signals that may wait in a box, and bytes of its message queues."""
 _LOOK_S = 0.5
@@ -309,7 +310,7 @@ class LocalBox:
             "options": options,
             "argv": [*_PROGRAM, *locale, *argv],
             "cwd": cwd,
-            "limits": _limits(self._spec, judged=side.judged),
+            "limits": _limits(self._spec, judged=side.judged, judge=self._divided and not side.judged),
             "judged": side.judged,
             "scratch": list(side.scratch),
             "live": None if side.judged else self._live,
@@ -371,14 +372,16 @@ class LocalBox:
         return used
 
 
-def _limits(spec: SandboxSpec, *, judged: bool) -> dict[str, int]:
+def _limits(spec: SandboxSpec, *, judged: bool, judge: bool) -> dict[str, int]:
     # DATA and not AS: runtimes reserve far more address space than they use, and some give up without it.
     return {
         # Processes are counted for both sides together: the judge can start some whatever the judged does.
         "NPROC": (spec.pids // 2 if judged else spec.pids) + _OWN_PIDS,
         "DATA": spec.memory_mb << 20,
         "FSIZE": spec.file_mb << 20,
-        "NOFILE": 4096,
+        # It also bounds how many descriptors the host user may have on their way through sockets when one more is sent.
+        # So what agents have on their way never keeps a judge of another box from handing over what it launches.
+        "NOFILE": 2 * _FILES if judge else _FILES,
         # As NPROC: of all commands of the box together. The host user's own allowance is many times as large.
         "SIGPENDING": PENDING_SIGNALS,
         "MSGQUEUE": _QUEUED_BYTES,
