@@ -174,7 +174,8 @@ def _build(fork_server: ForkServer, **more: str) -> MachineFinding:
 def _divide(fork_server: ForkServer, fds: list[int], name: str, *, brought: bool) -> MachineFinding:
     nothing: dict[str, list[str]] = {each: [] for each in ("shared", "covered", "hidden", "sealed", "frozen")}
     stack = {"upper": 0, "layers": 0, "brought": brought}
-    request = {**nothing, **stack, "tmp": 1 << 20, "tools": {}, "door": TOOLS, "needs_launcher": False}
+    launcher = {"tools": {}, "compiled": {}, "door": TOOLS, "needs_launcher": False}
+    request = {**nothing, **stack, **launcher, "tmp": 1 << 20}
     for fd in fork_server.ask_now("divide", request, fds).fds:
         os.close(fd)
     return MachineFinding(name, True, "kept apart: `untrusted` launches code under test over a second root", "")
