@@ -19,11 +19,13 @@ from urllib.parse import quote
 import anyio
 import httpx
 from anyio.from_thread import start_blocking_portal
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, SecretStr, ValidationError
 
-from rollcage.errors import QueueFull, RollcageError, UnknownGroup, UnknownRollout, UsageError
+from rollcage.batches import BatchReport
+from rollcage.errors import QueueFull, RollcageError, UnknownBatch, UnknownGroup, UnknownRollout, UsageError
 from rollcage.events import Ended, Entry
 from rollcage.schema.arguments import RolloutArguments
+from rollcage.schema.batches import BatchRequest
 from rollcage.schema.errors import Unauthorized
 from rollcage.schema.groups import (
     AbortedRollouts,
@@ -36,11 +38,12 @@ from rollcage.schema.groups import (
     GroupRequest,
     Until,
 )
-from rollcage.schema.request import RolloutRequest
+from rollcage.schema.request import RolloutRequest, bad_argument
 from rollcage.schema.result import RolloutResult
 from rollcage.schema.views import Aborted, Files, Messages, RolloutPage, RolloutState, Started, Trace, TurnPage
 from rollcage.sse import EventReader
 from rollcage.trajectory import Sequence as TokenSequence
+from rollcage.types import JsonObject
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -256,6 +259,48 @@ class Client:
         rows = msgspec.msgpack.decode(answer.content)["sequences"]
         return [TokenSequence.model_validate(row) for row in rows]
 
+    async def start_batch(
+        self, tasks: Sequence[Mapping[str, Any]], models: Sequence[str] = (), **more: Any
+    ) -> BatchReport:
+        """Run every task x model x agent, n times. `tasks`: arguments of rollouts; `more`: those of `BatchRequest`.
+
+        The same again joins the batch, and goes on with what is missing of it.
+        """
+        asked = [RolloutRequest.parsed(task) for task in tasks]
+        try:
+            request = BatchRequest(tasks=tuple(asked), models=tuple(models), **more)
+        except ValidationError as error:
+            raise bad_argument(error, builtins.list(BatchRequest.model_fields)) from None
+        body = {**_revealed(request), "tasks": [_revealed(task) for task in asked]}
+        return await self._ask(BatchReport, "POST", "/batches", json=body, safe=True)
+
+    async def batch(self, name: str) -> BatchReport:
+        """Where a batch is, and what it came to so far."""
+        return await self._ask(BatchReport, "GET", _batch(name))
+
+    async def wait_batch(self, name: str, *, wait_s: float | None = None) -> BatchReport:
+        """What a batch came to, once it does not run any more; TimeoutError where that takes longer than `wait_s`."""
+        with anyio.fail_after(wait_s):
+            while True:
+                report = await self.batch(name)
+                if report.status not in ("new", "running", "paused"):
+                    return report
+                await anyio.sleep(1)
+
+    async def batch_rollouts(self, name: str) -> builtins.list[JsonObject]:
+        """The latest rollout of each combination, a row each."""
+        found: builtins.list[JsonObject] = []
+        while True:
+            params = {"offset": len(found), "limit": 10_000}
+            page = (await self._fetch("GET", _batch(name, "/results"), params=params)).json()
+            found += page["rollouts"]
+            if len(found) >= page["total"] or not page["rollouts"]:
+                return found
+
+    async def cancel_batch(self, name: str) -> BatchReport:
+        """Stop what runs of a batch, and begin nothing more of it."""
+        return await self._ask(BatchReport, "POST", _batch(name, "/cancel"), safe=True)
+
     async def capacity(self) -> Capacity:
         """How much more can be started."""
         return await self._ask(Capacity, "GET", "/capacity")
@@ -427,6 +472,26 @@ class SyncClient:
         """As `Client.group_sequences`."""
         return self._call(partial(self._client.group_sequences, group_id, usable_only=usable_only, per_turn=per_turn))
 
+    def start_batch(self, tasks: Sequence[Mapping[str, Any]], models: Sequence[str] = (), **more: Any) -> BatchReport:
+        """As `Client.start_batch`."""
+        return self._call(partial(self._client.start_batch, tasks, models, **more))
+
+    def batch(self, name: str) -> BatchReport:
+        """As `Client.batch`."""
+        return self._call(partial(self._client.batch, name))
+
+    def wait_batch(self, name: str, *, wait_s: float | None = None) -> BatchReport:
+        """As `Client.wait_batch`."""
+        return self._call(partial(self._client.wait_batch, name, wait_s=wait_s))
+
+    def batch_rollouts(self, name: str) -> builtins.list[JsonObject]:
+        """As `Client.batch_rollouts`."""
+        return self._call(partial(self._client.batch_rollouts, name))
+
+    def cancel_batch(self, name: str) -> BatchReport:
+        """As `Client.cancel_batch`."""
+        return self._call(partial(self._client.cancel_batch, name))
+
     def capacity(self) -> Capacity:
         """As `Client.capacity`."""
         return self._call(self._client.capacity)
@@ -489,7 +554,13 @@ def _group(group_id: str, below: str = "") -> str:
     return f"/groups/{quote(group_id, safe='')}{below}"
 
 
-def _revealed(request: RolloutRequest) -> Mapping[str, Any]:
+def _batch(name: str, below: str = "") -> str:
+    if not name:
+        raise UnknownBatch("a batch has a name")
+    return f"/batches/{quote(name, safe='')}{below}"
+
+
+def _revealed(request: RolloutRequest | BatchRequest) -> Mapping[str, Any]:
     """What is sent: what was given, the keys as they are."""
     given = request.model_dump(mode="json", exclude_unset=True)
     for name in given:
@@ -511,6 +582,8 @@ def _check(answer: httpx.Response) -> None:
         message, code, argument = f"the server answered HTTP {answer.status_code}", "", ""
     if answer.status_code == 401:
         raise Unauthorized(message)
+    if code == "unknown_batch":
+        raise UnknownBatch(message)
     if code == "unknown_group":
         raise UnknownGroup(message)
     if code == "unknown_rollout":

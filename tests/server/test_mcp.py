@@ -37,6 +37,8 @@ GROUP_TOOLS = [
     "get_group_sequences",
     "pause_gateway",
     "resume_gateway",
+    "start_batch",
+    "get_batch",
 ]
 BOTH = {"Accept": "application/json, text/event-stream"}
 Call = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]

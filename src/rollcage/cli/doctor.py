@@ -39,9 +39,10 @@ def doctor(as_json: bool, repair: bool, **options: Any) -> int:
     import anyio
 
     from rollcage.cli.output import environment
+    from rollcage.cli.request import in_one_word
     from rollcage.jobs import endpoint_request
 
-    return anyio.run(_doctor, environment(), endpoint_request(options), as_json)
+    return anyio.run(_doctor, environment(), endpoint_request({**options, **in_one_word(options)}), as_json)
 
 
 @click.command()

@@ -59,10 +59,10 @@ def typed_task(path: str | None, options: Mapping[str, Any]) -> TaskFile:
     given = {name: value for name, value in options.items() if value not in (None, (), {})}
     if given.get("instruction") == "-":
         given["instruction"] = sys.stdin.read()
-    return task_file(path, given | _in_one_word(given))
+    return task_file(path, given | in_one_word(given))
 
 
-def _in_one_word(given: Mapping[str, Any]) -> dict[str, Any]:
+def in_one_word(given: Mapping[str, Any]) -> dict[str, Any]:
     """What `-m openai/gpt-4o-mini` means where nothing beside it names an endpoint; as `rollcage eval` takes it."""
     model = str(given.get("model", ""))
     kind = re.split(r"[:/]", model.lower().replace("-", "_"), maxsplit=1)[0]

@@ -94,9 +94,13 @@ class BatchRun:
         self.on_row: OnRow = lambda row: None
         """Told of each rollout when it begins and when it ends."""
 
-    async def run(self) -> None:
-        """To the end, or to a limit. The log says which; whoever cancels this finds it `interrupted`."""
+    async def run(self, began: Callable[[], None] = lambda: None) -> None:
+        """To the end, or to a limit. The log says which; whoever cancels this finds it `interrupted`.
+
+        `began` is called once the log says that it runs.
+        """
         await self._log("began", {"pid": os.getpid()})
+        began()
         try:
             with anyio.move_on_after(self._limits.max_time_s) as timed:
                 await self._work()
@@ -115,6 +119,11 @@ class BatchRun:
     def cancel(self) -> None:
         """Stop what runs, and begin nothing more."""
         self._cancelled, self._stop = True, "it was cancelled"
+        self._wake()
+
+    def stop(self, why: str) -> None:
+        """Begin nothing more; what runs goes on to its end."""
+        self._stop = self._stop or why
         self._wake()
 
     async def _end(self) -> None:

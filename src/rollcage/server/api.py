@@ -47,7 +47,7 @@ TAGS: list[dict[str, Any]] = [
     {"name": "one rollout", "description": "What it does, as it happens, and what it came to."},
     {"name": "environments", "description": "Remote environments whose tools a rollout can be given."},
     {"name": "server", "description": "The server itself."},
-    {"name": "batches", "description": "Whole task sets: what they came to, compared."},
+    {"name": "batches", "description": "Whole task sets: start, look, cancel, compare."},
     {"name": "groups", "description": "n rollouts of one task, for trainers."},
 ]
 """In the order in which /docs shows them; what OpenEnv serves follows."""
@@ -96,7 +96,7 @@ def build(service: Service) -> FastAPI:
     app.include_router(_reading(service))
     app.include_router(api_environments.router(service.environments))
     app.include_router(api_groups.router(service.groups))
-    app.include_router(api_batches.router(service.store))
+    app.include_router(api_batches.router(service.batches))
     app.include_router(api_groups.gateway_router(service.groups))
     app.include_router(_machine(service))
     app.include_router(api_page.router(service))

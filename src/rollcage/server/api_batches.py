@@ -1,4 +1,4 @@
-"""Batches over HTTP: which there are, what each came to, its rollouts, its events, and two of them compared."""
+"""Batches over HTTP: start, cancel, which there are, what each came to, rollouts, events, and two compared."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from rollcage.batches import BatchReport, BatchView, Comparison, compare
-from rollcage.errors import UnknownBatch
+from rollcage.batches import BatchReport, Comparison, compare
 from rollcage.events import Entry
 from rollcage.runner.batch import batch_view, is_running
+from rollcage.schema.batches import BatchRequest
 from rollcage.schema.writing import json_of
 from rollcage.server.auth import Caller, caller_of
+from rollcage.server.batches import BatchService
 from rollcage.server.problems import documented
-from rollcage.store import Store
 from rollcage.store.batches import LIGHT, batch_events, batch_names
 from rollcage.types import JsonObject, Value
 
@@ -64,20 +64,35 @@ Name = Annotated[str, Path(max_length=200, description="Names the batch.")]
 REFUSALS = documented(404, 422, 503)
 
 
-async def _answer(work: Any) -> Any:
+async def _answer(work: Any, status: int = 200) -> Any:
     # Statistics of ten thousand rollouts take a while; meanwhile the others go on.
-    return Response(await anyio.to_thread.run_sync(lambda: json_of(work())), media_type="application/json")
+    body = await anyio.to_thread.run_sync(lambda: json_of(work()))
+    return Response(body, status_code=status, media_type="application/json")
 
 
-def router(store: Store) -> APIRouter:
+def router(batches: BatchService) -> APIRouter:
     """Batches as resources."""
-    router = APIRouter(tags=["batches"])
+    router, store, visible = APIRouter(tags=["batches"]), batches.store, batches.view
 
-    async def visible(name: str, by: Caller) -> BatchView:
-        known = await batch_names(store, caller=None if by.admin else by.name, limit=1_000_000)
-        if name not in (each for each, _ in known):
-            raise UnknownBatch(f"no batch {name!r}")
-        return await batch_view(store, name)
+    @router.post(
+        "/batches",
+        status_code=201,
+        responses={200: {"model": BatchReport, "description": "Joined"}, **documented(409, 413, 422, 503)},
+    )
+    async def start_batch(body: BatchRequest, by: By) -> BatchReport:
+        """Run every task x model x agent, n times.
+
+        201 when it is new; 200 when it was there already, and goes on with what is missing; 409 when there is one of
+        that name that was made of something else.
+        """
+        report, is_new = await batches.start(body, by)
+        return await _answer(lambda: report, 201 if is_new else 200)  # type: ignore[no-any-return]
+
+    @router.post("/batches/{name}/cancel", responses={**REFUSALS, **documented(409)})
+    async def cancel_batch(name: Name, by: By) -> BatchReport:
+        """Stop what runs of a batch, and begin nothing more of it; one that is over stays as it is."""
+        report = await batches.cancel(name, by)
+        return await _answer(lambda: report)  # type: ignore[no-any-return]
 
     @router.get("/batches", responses=documented(422, 503))
     async def list_batches(by: By, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> BatchPage:

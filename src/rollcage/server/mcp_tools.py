@@ -12,9 +12,11 @@ from typing import Any, Literal
 import anyio
 from pydantic import Field, ValidationError
 
-from rollcage.errors import RollcageError, UnknownGroup, UnknownRollout, UsageError
+from rollcage.batches import BatchReport
+from rollcage.errors import RollcageError, UnknownBatch, UnknownGroup, UnknownRollout, UsageError
 from rollcage.events import Event, StageStarted, TurnEnded
 from rollcage.mcp.types import RESERVED
+from rollcage.schema.batches import BatchRequest
 from rollcage.schema.errors import QueueFull, Stopping
 from rollcage.schema.fingerprint import Conflict
 from rollcage.schema.groups import (
@@ -29,7 +31,7 @@ from rollcage.schema.groups import (
 from rollcage.schema.request import RolloutRequest, bad_argument
 from rollcage.schema.result import RolloutResult
 from rollcage.schema.views import Aborted, EventPage, Messages, RolloutState, Started, unknown_state
-from rollcage.server import mcp_groups
+from rollcage.server import mcp_batches, mcp_groups
 from rollcage.server.auth import Caller
 from rollcage.server.service import Service
 from rollcage.types import JsonObject, Value
@@ -200,6 +202,8 @@ async def call(
         raise ToolFailure(
             f"{error}; start_group gives names, and only to who asked for them", "unknown_group"
         ) from error
+    except UnknownBatch as error:
+        raise ToolFailure(f"{error}; start_batch makes one", "unknown_batch", "name") from error
     except UnknownRollout as error:
         rollout_id = getattr(given, "rollout_id", "")
         if older and tool.unknown is not None:
@@ -393,10 +397,28 @@ _GROUP_TOOLS = (
     ),
 )
 
+_BATCH_TOOLS = (
+    RolloutTool(
+        "start_batch",
+        "Run every task x model x agent n times, as one batch, and return at once; the same again goes on with it.",
+        BatchRequest,
+        BatchReport,
+        mcp_batches.start,
+    ),
+    RolloutTool(
+        "get_batch",
+        "What a batch came to so far: where it is, means with intervals and pass@k by model and by task, what broke.",
+        mcp_batches.BatchName,
+        BatchReport,
+        mcp_batches.look,
+        reads_only=True,
+    ),
+)
+
 TOOLS = {tool.name: tool for tool in _TOOLS}
 """What the OpenEnv environment offers, by name: rollouts."""
-EVERY_TOOL = TOOLS | {tool.name: tool for tool in _GROUP_TOOLS}
-"""What the MCP endpoint offers: groups, and the gateway, beside them."""
+EVERY_TOOL = TOOLS | {tool.name: tool for tool in (*_GROUP_TOOLS, *_BATCH_TOOLS)}
+"""What the MCP endpoint offers: groups, the gateway, and batches, beside them."""
 
 if RESERVED & EVERY_TOOL.keys():
     raise AssertionError(f"reserved tool names: {RESERVED & EVERY_TOOL.keys()}")

@@ -27,6 +27,7 @@ from rollcage.schema.request import RolloutRequest
 from rollcage.schema.result import RolloutResult, result_of
 from rollcage.schema.views import STATUS, Aborted, RolloutPage, RolloutState, Started
 from rollcage.server.auth import Caller
+from rollcage.server.batches import BatchService
 from rollcage.server.environments import RemoteEnvironments
 from rollcage.server.feeds import FeedLine, Feeds
 from rollcage.server.groups import GroupService
@@ -98,6 +99,8 @@ class Service(LogReader):
         """What this process counts."""
         self.groups = GroupService(self)
         """Rollouts that belong together."""
+        self.batches = BatchService(self, tasks)
+        """Whole task sets."""
         runner.on_event = self._on_event
 
     @classmethod
@@ -207,7 +210,7 @@ class Service(LogReader):
         in_thread = anyio.to_thread.run_sync
         scripted: Scripted = _no_script
         if await in_thread(is_scripted, request):
-            scripted = (await self._scripted()).endpoint
+            scripted = (await self.scripted()).endpoint
         remote, allowed = self.environments.address, self.limits.allow_endpoints
         return await in_thread(
             partial(to_job, request, self.settings, scripted=scripted, allowed=allowed, remote=remote)
@@ -301,14 +304,17 @@ class Service(LogReader):
     async def stop(self, how: Literal["finish", "abort"], *, grace_s: float = 5) -> None:
         """Start nothing more. `finish` waits for all; `abort` ends what waits at once, what runs after `grace_s`."""
         self._stopping = True
+        self.batches.stop()
         if how == "finish":
             await self._runner.idle()
         await self._runner.stop("the server stops", grace_s=grace_s)
+        await self.batches.ended()
 
     def _state(self, summary: Summary) -> RolloutState:
         return state_of(summary, self._runner.position(summary.id))
 
-    async def _scripted(self) -> ScriptedModel:
+    async def scripted(self) -> ScriptedModel:
+        """The one that answers from scripts, running."""
         async with self._opening:
             if self._model is None:
                 self._model = await self._stack.enter_async_context(await anyio.to_thread.run_sync(_scripted_model))
@@ -345,7 +351,7 @@ class Service(LogReader):
             first = firsts[orphan.id]
             if not isinstance(first, Queued) or self._stopping:
                 continue
-            scripted: Scripted = (await self._scripted()).endpoint if first.job.model.kind == "scripted" else _no_script
+            scripted: Scripted = (await self.scripted()).endpoint if first.job.model.kind == "scripted" else _no_script
             try:
                 job = rebuild_job(first.job, self.settings, scripted=scripted)
                 self._runner.check(job)
