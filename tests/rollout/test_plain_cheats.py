@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 
 import pytest
 
 from rollcage.sandboxes.local.provider import LocalProvider
+from rollcage.tasks.cheats import cheats_for
 from rollcage.types import SandboxSpec, Task
 from support.judging import judged
 from support.paths import ROOT
-from support.plain_cheats import CHEATS, PAID, PAID_UNLESS_RESTORED, STYLES, UNSUSPECTED
+from support.plain_cheats import AUDITED, CHEATS, PAID, PAID_UNLESS_RESTORED, STYLES
 
 SPEC = SandboxSpec(disk_mb=64, tmp_mb=32, pids=64)
 SECONDS = 20
@@ -35,7 +37,7 @@ async def test_a_cheat_is_paid_only_where_it_is_known_to_be(cheat: str, provider
         assert verdict.error is not None and verdict.error.blame == "agent", "counted against whoever made it so"
     if paid:
         assert verdict.reward is not None and verdict.reward.trust == "shared"
-        assert bool(verdict.suspicions) == (cheat not in UNSUSPECTED)
+        assert verdict.suspicions, "what is paid is suspected"
 
 
 @pytest.mark.parametrize("cheat", PAID_UNLESS_RESTORED)
@@ -45,6 +47,19 @@ async def test_what_a_task_names_in_restore_is_paid_no_longer(cheat: str, provid
     assert (await judged(provider, task, SPEC)).total == 0
     honest = task.model_copy(update={"instruction": STYLES[style].honest})
     assert (await judged(provider, honest, SPEC)).total == 1
+
+
+@pytest.mark.parametrize("cheat", (*PAID, *PAID_UNLESS_RESTORED))
+async def test_an_audit_tries_what_is_paid(cheat: str, provider: LocalProvider) -> None:
+    if cheat == "a change that is committed":
+        assert cheat not in AUDITED
+        return  # it is hidden beside honest work: an audit does not know what else must stay as it is
+    style = STYLES[CHEATS[cheat][0]]
+    target = re.findall(r"> (\S+?);?(?: |$)", style.honest)[-1]
+    tried = {each.name: each.script for each in cheats_for(Task(**style.task, instruction="x"), [target])}
+    verdict = await judged(provider, Task(**style.task, instruction=tried[AUDITED[cheat]]), SPEC, seconds=SECONDS)
+    assert verdict.total is not None and verdict.total > style.floor, verdict
+    assert verdict.suspicions
 
 
 @pytest.mark.parametrize("verify_in", ["box", pytest.param("fresh", marks=pytest.mark.slow)])

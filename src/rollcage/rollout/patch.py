@@ -15,6 +15,8 @@ from rollcage.types import HOME
 
 BEFORE = f"{HOME}/.rollcage/before.git"
 """Where the workdir as setup left it is remembered. Outside the workdir: verification sees it as it was then."""
+HEAD = f"{BEFORE}/head"
+"""What HEAD of a repository in the workdir was then."""
 MAX_FILES = 20_000
 MAX_MEGABYTES = 128
 """A workdir larger than this is not remembered: it would be kept twice on the box's disk."""
@@ -58,6 +60,7 @@ git add --all --force --ignore-errors -- . {_PATHS} 2>/dev/null
 git ls-files --stage -z | sed -zn 's/^160000 [^\t]*\t//p' | git update-index -z --force-remove --stdin &&
   git write-tree >"$GIT_DIR/before" || {{ rm -rf -- "$GIT_DIR"; exit 6; }}
 git ls-files -z | grep -zE '{TESTS}' | head -z -n {MAX_TESTS}
+[ ! -e .git ] || env -u GIT_DIR -u GIT_WORK_TREE git rev-parse -q --verify HEAD >{HEAD} 2>/dev/null
 # Interpreters are setup's, and nothing that make prefers to the Makefile of setup's is.
 for name in .venv/bin/python* venv/bin/python*; do printf '%s\\0' "$name"; done
 if [ -e Makefile ] || [ -e makefile ]; then
