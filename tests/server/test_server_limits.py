@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from websockets.asyncio.client import connect
@@ -135,6 +135,7 @@ def test_ten_thousand_files_are_no_attack() -> None:
 VALUES = st.recursive(st.none() | st.booleans() | st.text('x,"\\[{é', max_size=8), st.lists, max_leaves=20)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.text('y,"\\[{', max_size=4), VALUES, max_size=5), st.integers(1, 9))
 def test_parts_are_counted_the_same_however_the_body_is_cut(value: Arguments, size: int) -> None:
     def parts(value: object) -> int:
