@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import anyio
@@ -15,6 +16,7 @@ import pytest
 from rollcage.errors import LogDamaged, StoreError, UsageError
 from rollcage.events import AgentEmitted, Ended, Entry, Event, Queued, TurnEnded, WorkStored
 from rollcage.store import Store
+from rollcage.store.batches import add_to_batch, batch_log, batch_names
 from rollcage.store.copying import backup, copy_rollouts
 from rollcage.store.retention import Prune, pin, prune, size_of, vacuum
 from rollcage.types import BatchPlace, Endpoint, Job, Outcome, Task
@@ -87,7 +89,32 @@ async def test_a_batch_is_pruned_by_its_name(old: Store) -> None:
     place = BatchPlace(name="nightly", cell="c", task="t", digest="d", model="m", agent="shell", sample=1)
     await old.append("in-batch", Queued(job=JOB, batch=place))
     await old.append("in-batch", Ended(outcome=Outcome.FINISHED))
+    await add_to_batch(old, "nightly", "planned", {"name": "nightly"})
+    await add_to_batch(old, "later", "planned", {"name": "later"})
     assert prune(old.path, old.path.parent / "work", Prune(group="nightly")).rollouts == ("in-batch",)
+    assert [name for name, _ in await batch_names(old)] == ["later"], "it goes with its last rollout; others stay"
+    with closing(sqlite3.connect(old.path)) as connection, pytest.raises(sqlite3.IntegrityError, match="never deleted"):
+        connection.execute("DELETE FROM batch_entries")
+
+
+async def test_a_batch_comes_in_with_its_rollouts_and_none_is_mixed_with_another(old: Store, tmp_path: Path) -> None:
+    place = BatchPlace(name="nightly", cell="c", task="t", digest="d", model="m", agent="shell", sample=1)
+    await old.append("in-batch", Queued(job=JOB, batch=place))
+    await old.append("in-batch", Ended(outcome=Outcome.FINISHED))
+    await add_to_batch(old, "nightly", "planned", {"name": "nightly"})
+    target = tmp_path / "target"
+    async with Store.open(target / "rollouts.db") as there:
+        copy_rollouts(old.path.parent, target, ["in-batch"])
+        assert [entry.kind for entry in await batch_log(there, "nightly")] == ["planned"]
+        await add_to_batch(old, "nightly", "done")
+        copy_rollouts(old.path.parent, target, ["in-batch"])
+        assert [entry.kind for entry in await batch_log(there, "nightly")] == ["planned", "done"]
+    other = tmp_path / "other"
+    async with Store.open(other / "rollouts.db") as there:
+        await add_to_batch(there, "nightly", "planned", {"name": "nightly", "n": 7})
+        with pytest.raises(StoreError, match="another batch nightly"):
+            copy_rollouts(old.path.parent, other, ["in-batch"])
+        assert await there.list() == []
 
 
 async def test_a_writer_that_remembers_pruned_content_stores_it_again(old: Store) -> None:

@@ -7,6 +7,7 @@ a cell's rollout is started under an idempotency key made of cell and attempt, w
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -306,13 +307,14 @@ async def follow_batch(
 ) -> BatchView:
     """Watch a batch that another process runs, until that process is done with it or gone."""
     while True:
+        began = time.monotonic()
         alive = is_running(store, name)
         view = await batch_view(store, name)
         if show:
             await show(view)
         if not alive:
             return view
-        await anyio.sleep(LOOK_S)
+        await anyio.sleep(max(LOOK_S, 9 * (time.monotonic() - began)))
 
 
 @asynccontextmanager

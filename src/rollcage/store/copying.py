@@ -82,6 +82,7 @@ def copy_rollouts(source: Path, target: Path, rollout_ids: Sequence[str] | None 
             wanted = [each for each in ended if rollout_ids is None or each in rollout_ids]
             copied: dict[str, list[str]] = {"new": [], "present": [], "open": []}
             with explaining(target / LOG, "write"):
+                _copy_batches(reading, writing, wanted)
                 for each in wanted:
                     copied[_copy(reading, writing, each) if ended[each] else "open"].append(each)
                 files = _copy_work(source / WORK, target / WORK, _archives_of(reading, copied["new"]))
@@ -128,6 +129,22 @@ def _copy(reading: sqlite3.Connection, writing: sqlite3.Connection, rollout_id: 
         for entry in entries(writing, "rollout_id = ? ORDER BY seq", (rollout_id,)):
             summarise(writing, _without_key(writing, entry))
     return "new"
+
+
+def _copy_batches(reading: sqlite3.Connection, writing: sqlite3.Connection, rollout_ids: Sequence[str]) -> None:
+    """What happened to the batches of these rollouts as wholes; StoreError where another batch has such a name."""
+    of = dict(reading.execute("SELECT id, batch FROM rollouts WHERE batch != ''"))
+    sql = "SELECT batch, caller, time, kind, body FROM batch_entries WHERE batch = ? ORDER BY id"
+    with transaction(writing):
+        for name in dict.fromkeys(of[each] for each in rollout_ids if each in of):
+            rows, there = (one.execute(sql, (name,)).fetchall() for one in (reading, writing))
+            both = min(len(rows), len(there))
+            if rows[:both] != there[:both]:
+                raise StoreError(
+                    f"there is another batch {name} in the target already: prune it there (--group {name})"
+                )
+            insert = "INSERT INTO batch_entries (batch, caller, time, kind, body) VALUES (?, ?, ?, ?, ?)"
+            writing.executemany(insert, rows[both:])
 
 
 def _without_key(writing: sqlite3.Connection, entry: Entry) -> Entry:

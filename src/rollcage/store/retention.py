@@ -18,7 +18,7 @@ import zstandard
 from rollcage.errors import UsageError
 from rollcage.events import WorkStored
 from rollcage.store.packing import Codec, references
-from rollcage.store.sqlite import MIGRATIONS, closing, connect, connect_reader, entries, explaining, transaction
+from rollcage.store.sqlite import closing, connect, connect_reader, entries, explaining, transaction
 from rollcage.types import Value
 
 CHUNK = 50
@@ -211,8 +211,13 @@ def _mark(connection: sqlite3.Connection, where: str, values: Sequence[object], 
 def _remove(connection: sqlite3.Connection, rollout_ids: Sequence[str]) -> int:
     marks = ",".join("?" * len(rollout_ids))
     with _unguarded(connection):
+        batches = f"SELECT DISTINCT batch FROM rollouts WHERE id IN ({marks}) AND batch != ''"  # noqa: S608
+        names = connection.execute(batches, rollout_ids).fetchall()
         removed = connection.execute(f"DELETE FROM entries WHERE rollout_id IN ({marks})", rollout_ids).rowcount  # noqa: S608
         connection.execute(f"DELETE FROM rollouts WHERE id IN ({marks})", rollout_ids)  # noqa: S608
+        # A batch goes with the last of its rollouts.
+        gone = "DELETE FROM batch_entries WHERE batch = ?1 AND NOT EXISTS (SELECT 1 FROM rollouts WHERE batch = ?1)"
+        connection.executemany(gone, names)
     return int(removed)
 
 
@@ -231,13 +236,13 @@ def _sweep(connection: sqlite3.Connection) -> int:
 @contextmanager
 def _unguarded(connection: sqlite3.Connection) -> Iterator[None]:
     """A transaction in which things may be deleted: the triggers that forbid it are gone until its end."""
-    guards = MIGRATIONS[0].split("CREATE TRIGGER ")[1:]
     with transaction(connection):
-        for guard in guards:
-            connection.execute(f"DROP TRIGGER {guard.split()[0]}")
+        guards = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
+        for name, _ in guards:
+            connection.execute(f"DROP TRIGGER {name}")
         yield
-        for guard in guards:
-            connection.execute(f"CREATE TRIGGER {guard.strip()}")
+        for _, sql in guards:
+            connection.execute(sql)
         connection.execute("INSERT INTO prunes (time) VALUES (?)", (time.time(),))
 
 

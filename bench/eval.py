@@ -1,0 +1,176 @@
+"""What a batch costs beside the same rollouts started one by one, and what a large one takes.
+
+    python bench/eval.py [--rollouts 200] [--finished 10000] [--json]
+
+- overhead: processor time of a batch of cheap rollouts (agent `nop`, no model) over that of as many `runner.start`
+  calls with the same number at once; both in turn, several times, each in a process of its own.
+- first row: from the start of `BatchRun.run` to the first rollout that is told of.
+- memory: resident memory after the report of a batch of `--finished` rollouts, over that of a tenth of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import anyio
+
+from rollcage.batches import BatchPlan, BatchRow, BatchView, Cell, TaskRef
+from rollcage.events import Ended, Queued
+from rollcage.runner import Runner
+from rollcage.runner.batch import BatchLimits, BatchRun, CellJob, batch_view
+from rollcage.settings import Settings
+from rollcage.store import Store
+from rollcage.store.batches import add_to_batch
+from rollcage.types import NO_MODEL, AgentSpec, Job, Outcome, Task
+from rollcage.wiring import opened_runner
+
+AT_ONCE = 4
+ROUNDS = 3
+
+
+def used() -> float:
+    """Processor seconds of this process and of all its children that have ended."""
+    return sum(each.ru_utime + each.ru_stime for each in map(resource.getrusage, (0, resource.RUSAGE_CHILDREN)))
+
+
+def job(name: str) -> Job:
+    """A rollout that does nothing and is verified."""
+    task = Task(id=name, instruction="Nothing.", verify=("true",))
+    return Job(task=task, model=NO_MODEL, agent=AgentSpec(name="nop"))
+
+
+async def singles(runner: Runner, count: int) -> dict[str, float]:
+    """As many `runner.start` calls; the queue of the runner holds the number at once."""
+    began = time.monotonic()
+    ids = [await runner.start(job(f"t{n}")) for n in range(count)]
+    for n, each in enumerate(ids):
+        await runner.over(each)
+        if n == 0:
+            first = time.monotonic() - began
+    return {"first_s": first}
+
+
+async def batch(runner: Runner, store: Store, count: int) -> dict[str, float]:
+    """The same as a batch."""
+    plan = BatchPlan(name="bench", tasks=tuple(TaskRef(id=f"t{n}", digest="d") for n in range(count)))
+    await add_to_batch(store, plan.name, "planned", plan.model_dump(mode="json"))
+
+    def make(cell: Cell) -> CellJob:
+        return CellJob(job(cell.task.id), lambda: None)
+
+    run = BatchRun(runner, store, await batch_view(store, plan.name), make, BatchLimits(at_once=AT_ONCE))
+    told: list[float] = []
+
+    def on_row(row: BatchRow) -> None:
+        told.append(time.monotonic())
+
+    run.on_row = on_row
+    began = time.monotonic()
+    await run.run()
+    report = run.view.report()
+    if report.overall.scored != count:
+        raise SystemExit(f"only {report.overall.scored} of {count} were scored")
+    return {"first_s": told[0] - began}
+
+
+async def part(kind: str, count: int) -> dict[str, float]:
+    """One measurement, in this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(home=Path(folder))
+        async with Store.open(settings.log_path) as store:
+            if kind == "memory":
+                return await memory(store, count)
+            async with opened_runner(settings, store, at_once=AT_ONCE) as runner:
+                await runner.wait(await runner.start(job("warm")))
+                before = used()
+                found = await (singles(runner, count) if kind == "singles" else batch(runner, store, count))
+            return {**found, "cpu_s": used() - before}
+
+
+async def memory(store: Store, count: int) -> dict[str, float]:
+    """A batch of so many finished rollouts, read from its log and reported."""
+    tasks = tuple(TaskRef(id=f"t{n}", digest="d") for n in range(count // 10))
+    plan = BatchPlan(name="bench", tasks=tasks, n=10)
+    await add_to_batch(store, plan.name, "planned", plan.model_dump(mode="json"))
+    one = job("t")
+
+    async def write(name: str, cell: Cell) -> None:
+        await store.append(name, Queued(job=one, batch=cell.place(plan.name, "nop", 1)))
+        await store.append(name, Ended(outcome=Outcome.FINISHED))
+
+    cells = list(plan.cells())
+    for at in range(0, count, 500):
+        async with anyio.create_task_group() as writing:
+            for number, cell in enumerate(cells[at : at + 500], at):
+                writing.start_soon(write, f"r{number}", cell)
+    began = used()
+    view: BatchView = await batch_view(store, plan.name)
+    read = used()
+    report = view.report()
+    done = used()
+    view.add(view.current[0])
+    view.report()
+    if report.overall.done != count:
+        raise SystemExit(f"only {report.overall.done} of {count}")
+    return {
+        "rss_mb": _resident(),
+        "read_cpu_s": read - began,
+        "report_cpu_s": done - read,
+        "report_again_cpu_s": used() - done,
+    }
+
+
+def _resident() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def measured(kind: str, count: int) -> dict[str, float]:
+    """The same in a process of its own."""
+    command = [sys.executable, __file__, "--part", kind, "--count", str(count)]
+    found: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return found
+
+
+def main() -> None:
+    """Measure, and say it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rollouts", type=int, default=200)
+    parser.add_argument("--finished", type=int, default=10_000)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.part:
+        print(json.dumps(anyio.run(part, asked.part, asked.count)))
+        return
+    rounds: list[dict[str, Any]] = [
+        {kind: measured(kind, asked.rollouts) for kind in ("singles", "batch")} for _ in range(ROUNDS)
+    ]
+    ratios = [each["batch"]["cpu_s"] / each["singles"]["cpu_s"] for each in rounds]
+    found = {
+        "rollouts": asked.rollouts,
+        "cpu_ratio": round(median(ratios), 3),
+        "cpu_ratios": [round(each, 3) for each in ratios],
+        "first_row_s": round(median(each["batch"]["first_s"] for each in rounds), 3),
+        "finished": {str(count): measured("memory", count) for count in (asked.finished // 10, asked.finished)},
+    }
+    if asked.json:
+        print(json.dumps(found, indent=1))
+    else:
+        for name, value in found.items():
+            print(f"{name:<14} {value}")
+
+
+if __name__ == "__main__":
+    main()
