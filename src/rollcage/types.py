@@ -323,6 +323,8 @@ class Reward(Value):
     the total."""
     source: Literal["reward_file", "reward_json", "commands", "checks", "environment"] = "commands"
     """Where the number came from."""
+    notice: str = ""
+    """What is to be known about the total: where the verifier gave none, how it was made."""
     trust: Trust = "shared"
     """How far code under test was kept from what judged it. `isolated`: none of it was in the judge's reach.
     `in_process`: a test framework reported from inside the code's process. `shared`: the verifier may have run it

@@ -19,7 +19,7 @@ from rollcage.store import Store
 from rollcage.store.batches import add_to_batch, batch_log, batch_names
 from rollcage.store.copying import backup, copy_rollouts
 from rollcage.store.retention import Prune, pin, prune, size_of, vacuum
-from rollcage.types import BatchPlace, Endpoint, Job, Outcome, Task
+from rollcage.types import BatchPlace, Endpoint, FileTree, Job, Outcome, Task
 from support.commands import rollcage
 from support.turns import turn
 
@@ -83,6 +83,30 @@ async def test_pruning_takes_what_is_old_and_leaves_what_is_pinned_open_or_share
     with sqlite3.connect(old.path) as connection, pytest.raises(sqlite3.IntegrityError, match="never deleted"):
         connection.execute("DELETE FROM entries")
     connection.close()
+
+
+async def test_files_of_tasks_go_with_the_last_rollout_that_needs_them(old: Store) -> None:
+    home = old.path.parent
+    paths = {}
+    for name in ("shared", "own", "nobody", "young"):
+        digest = (name.encode().hex() + "0" * 32)[:32]
+        paths[name] = home / "trees" / digest[:2] / f"{digest}.tar.zst"
+        paths[name].parent.mkdir(parents=True, exist_ok=True)
+        paths[name].write_bytes(b"x" * 100)
+        if name != "young":
+            os.utime(paths[name], (1, 1))
+
+    def job(**trees: str) -> Job:
+        brought = {key: FileTree(digest=paths[name].name[:32], size=1, files=1) for key, name in trees.items()}
+        files = {"tests_tree": brought.get("tests"), "trees": {"data": brought["data"]} if "data" in brought else {}}
+        return JOB.model_copy(update={"group_id": "t", "task": Task.model_validate({"instruction": "x", **files})})
+
+    await old.append("both", Queued(job=job(tests="shared", data="own")))
+    await old.append("both", Ended(outcome=Outcome.FINISHED))
+    await old.append("waiting", Queued(job=job(tests="shared")))
+    done = prune(old.path, home / "work", Prune(group="t"), trees=home / "trees")
+    assert (done.rollouts, done.tree_files, done.tree_bytes) == (("both",), 2, 200)
+    assert {name for name, path in paths.items() if path.exists()} == {"shared", "young"}
 
 
 async def test_a_batch_is_pruned_by_its_name(old: Store) -> None:

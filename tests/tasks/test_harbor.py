@@ -162,8 +162,10 @@ async def test_several_rewards_are_parts_and_never_summed(runner: Runner) -> Non
     nothing, solved = [await played(runner, "several-rewards", agent) for agent in ("nop", "oracle")]
     assert (nothing.reward, nothing.reward_parts) == (0.25, {"first": 0, "second": 0.5})
     assert (solved.reward, solved.reward_parts) == (1, {"first": 1, "second": 1})
+    assert solved.score and solved.score.notice == "the mean of first, second: reward.json has no `reward`"
     named = await played(runner, "named-reward", "oracle")
     assert (named.reward, named.reward_parts) == (1, {"reward": 1, "speed": 40, "size": -3})
+    assert named.score and not named.score.notice
 
 
 @pytest.mark.anyio

@@ -53,8 +53,8 @@ def size_text(count: int) -> str:
 def prune(older_than: float | None, group: str, max_size: int | None, dry_run: bool, as_json: bool) -> int:
     """Remove old rollouts and the kept work of their agents.
 
-    Rollouts that are open or pinned stay. A server may go on meanwhile. The space is used again; `rollcage vacuum`
-    gives it back to the disk.
+    Files that only their tasks brought go, too. Rollouts that are open or pinned stay. A server may go on meanwhile.
+    The space is used again; `rollcage vacuum` gives it back to the disk.
 
     \b
     Examples:
@@ -68,7 +68,7 @@ def prune(older_than: float | None, group: str, max_size: int | None, dry_run: b
 
     settings = environment()
     what = Prune(older_than_s=older_than, group=group, max_bytes=max_size)
-    done = remove(_log(settings), settings.work_dir, what, dry_run=dry_run)
+    done = remove(_log(settings), settings.work_dir, what, trees=settings.trees_dir, dry_run=dry_run)
     if as_json:
         write_json({**done.model_dump(mode="json"), "dry_run": dry_run})
         return codes.OK
@@ -77,6 +77,8 @@ def prune(older_than: float | None, group: str, max_size: int | None, dry_run: b
         print(f"{len(done.rollouts)} rollouts would go{kept}")
     else:
         work = f" and {done.work_files} archives of work ({size_text(done.work_bytes)})" if done.work_files else ""
+        if done.tree_files:
+            work += f" and {done.tree_files} archives of tasks' files ({size_text(done.tree_bytes)})"
         print(f"{len(done.rollouts)} rollouts are gone, with {done.entries} entries{work}{kept}")
     return codes.OK
 

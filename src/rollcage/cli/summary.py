@@ -243,7 +243,9 @@ def _parts_text(rollout: Rollout) -> str:
         return f" ({sum(value == 1 for value in parts.values())} of {counted(len(parts), 'test')})"
     if len(parts) < 2:
         return ""
-    return f" ({', '.join(f'{one_line(name, 30)} {reward_text(value)}' for name, value in list(parts.items())[:6])})"
+    mean = "mean of " if rollout.score and rollout.score.notice else ""
+    shown = ", ".join(f"{one_line(name, 30)} {reward_text(value)}" for name, value in list(parts.items())[:6])
+    return f" ({mean}{shown})"
 
 
 def _asked(rollout: Rollout) -> Table:

@@ -74,7 +74,8 @@ def harbor_reward(left: Mapping[str, bytes | None]) -> Reward:
                 "so that their mean would say nothing",
                 blame="task",
             )
-        return Reward(total=sum(named.values()) / len(named), parts=named, source="reward_json")
+        notice = f"the mean of {', '.join(named)}: {PARTS} has no `reward`"
+        return Reward(total=sum(named.values()) / len(named), parts=named, source="reward_json", notice=notice)
     if TEXT in left:
         return Reward(total=_number(_plain(TEXT, left)), source="reward_file")
     raise ScoringError(f"the verifier wrote neither {PARTS} nor {TEXT}: that is an error, and no 0")

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import zstandard
 
 from rollcage.errors import UsageError
-from rollcage.events import WorkStored
+from rollcage.events import Queued, WorkStored
 from rollcage.store.packing import Codec, references
 from rollcage.store.sqlite import closing, connect, connect_reader, entries, explaining, transaction
 from rollcage.types import Value
@@ -50,6 +50,10 @@ class Pruned(Value):
     work_files: int = 0
     """Archives of agents' work."""
     work_bytes: int = 0
+    """What these took."""
+    tree_files: int = 0
+    """Archives of tasks' files."""
+    tree_bytes: int = 0
     """What these took."""
     kept_pinned: int = 0
     """Rollouts that would have gone, had they not been pinned."""
@@ -105,8 +109,11 @@ def pinned(log: Path) -> list[str]:
         return [row[0] for row in connection.execute("SELECT rollout_id FROM pins ORDER BY time")]
 
 
-def prune(log: Path, work: Path, what: Prune, *, dry_run: bool = False) -> Pruned:
-    """Remove rollouts, whole, with their archives; see `Prune`. What was interrupted is completed by the next one."""
+def prune(log: Path, work: Path, what: Prune, *, trees: Path | None = None, dry_run: bool = False) -> Pruned:
+    """Remove rollouts, whole, with their archives; see `Prune`. What was interrupted is completed by the next one.
+
+    `trees`: where archives of tasks' files are; those that no rollout needs go.
+    """
     if what == Prune():
         raise UsageError("nothing says which rollouts go", remedy="give --older-than, --group or --max-size")
     with explaining(log, "prune"), closing(connect(log)) as connection:
@@ -117,9 +124,17 @@ def prune(log: Path, work: Path, what: Prune, *, dry_run: bool = False) -> Prune
         for at in range(0, len(chosen), CHUNK):
             removed += _remove(connection, chosen[at : at + CHUNK])
         blobs = _sweep(connection)
-        files, taken = _sweep_work(connection, work)
+        files, taken = _sweep_archives(work, lambda: _works(connection))
+        brought, bytes_brought = _sweep_archives(trees, lambda: _trees(connection)) if trees else (0, 0)
     return Pruned(
-        rollouts=tuple(chosen), entries=removed, blobs=blobs, work_files=files, work_bytes=taken, kept_pinned=kept
+        rollouts=tuple(chosen),
+        entries=removed,
+        blobs=blobs,
+        work_files=files,
+        work_bytes=taken,
+        tree_files=brought,
+        tree_bytes=bytes_brought,
+        kept_pinned=kept,
     )
 
 
@@ -246,16 +261,23 @@ def _unguarded(connection: sqlite3.Connection) -> Iterator[None]:
         connection.execute("INSERT INTO prunes (time) VALUES (?)", (time.time(),))
 
 
-def _sweep_work(connection: sqlite3.Connection, work: Path) -> tuple[int, int]:
+def _works(connection: sqlite3.Connection) -> set[str]:
+    found = entries(connection, "kind = 'work_stored'", ())
+    return {entry.event.digest for entry in found if isinstance(entry.event, WorkStored)}
+
+
+def _trees(connection: sqlite3.Connection) -> set[str]:
+    found = (entry.event for entry in entries(connection, "kind = 'queued'", ()))
+    return {tree.digest for event in found if isinstance(event, Queued) for tree in event.job.task.all_trees}
+
+
+def _sweep_archives(work: Path, needed: Callable[[], set[str]]) -> tuple[int, int]:
     """Remove the archives that no rollout refers to, and what an interrupted one left."""
-    kept = {
-        entry.event.digest
-        for entry in entries(connection, "kind = 'work_stored'", ())
-        if isinstance(entry.event, WorkStored)
-    }
     files = taken = 0
     now = time.time()
-    for path in _archives(work):
+    paths = _archives(work)
+    kept = needed() if paths else set()
+    for path in paths:
         with suppress(OSError):
             stat = path.stat()
             if path.name.partition(".")[0] not in kept and now - stat.st_mtime > YOUNG_S:
