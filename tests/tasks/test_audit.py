@@ -70,7 +70,7 @@ async def test_a_verifier_that_asks_from_outside_is_sound(runner: Runner) -> Non
 
 
 async def test_code_in_the_process_of_its_test_pays_in_many_ways(runner: Runner) -> None:
-    report = await audit(runner, calc(tests={"t.py": UNITTEST}, verify=("python3 $TESTS_DIR/t.py",)))
+    report = await audit(runner, calc(tests={"t.py": UNITTEST}, verify=("python3 $TESTS_DIR/t.py",), guards=False))
     assert {"early_exit", "fake_output", "patched_framework", "always_equal"} <= paying(report)
     assert {"planted_reward", "shadowed_modules", "build_files", "planted_programs"}.isdisjoint(paying(report))
     assert report.trust == "shared" and "shared_trust" in kinds(report)
@@ -90,6 +90,7 @@ FILES = {
     "calc_test.py": TEST,
     "tests/one.sh": "python3 ../calc_test.py\n",
 }
+UNLESS = "[ -s $REWARD_FILE ] || echo 0 > $REWARD_FILE"
 LOOP = "cd tests && for file in *.sh; do bash $file || exit 1; done"
 
 
@@ -100,8 +101,8 @@ LOOP = "cd tests && for file in *.sh; do bash $file || exit 1; done"
         ("early_exit", {"verify": ["./given something"], "solution_script": EXIT}),
         ("build_files", {"verify": ["make -s test"], "files": FILES}),
         ("changed_visible_tests", {"verify": [LOOP], "files": FILES, "restore": []}),
-        ("reward_daemon", {"test_script": "python3 calc.py; sleep 0.3; [ -s $REWARD_FILE ] || echo 0 > $REWARD_FILE"}),
-        ("forged_reward", {"test_script": "python3 calc.py; [ -s $REWARD_FILE ] || echo 0 > $REWARD_FILE"}),
+        ("reward_daemon", {"test_script": f"python3 calc.py; sleep 0.3; {UNLESS}", "guards": False}),
+        ("forged_reward", {"test_script": f"python3 calc.py; {UNLESS}", "guards": False}),
         ("fake_output", {"verify": ["python3 calc.py | grep -q '1 passed'"]}),
     ],
 )
@@ -117,8 +118,10 @@ async def test_a_weak_verifier_pays_the_cheat_that_fits_it(
     [
         ("changed_visible_tests", {"verify": [LOOP], "files": FILES, "restore": ["tests", "calc_test.py"]}),
         ("build_files", {"verify": ["make -s test"], "files": FILES, "restore": ["Makefile"]}),
-        ("reward_daemon", {"test_script": "untrusted python3 calc.py; [ -s $REWARD_FILE ] || echo 0 > $REWARD_FILE"}),
-        ("forged_reward", {"test_script": "untrusted python3 calc.py; [ -s $REWARD_FILE ] || echo 0 > $REWARD_FILE"}),
+        ("reward_daemon", {"test_script": f"untrusted python3 calc.py; {UNLESS}"}),
+        ("forged_reward", {"test_script": f"untrusted python3 calc.py; {UNLESS}"}),
+        ("reward_daemon", {"test_script": f"python3 calc.py; sleep 0.3; {UNLESS}"}),
+        ("forged_reward", {"test_script": f"python3 calc.py; {UNLESS}"}),
     ],
 )
 async def test_the_remedy_takes_the_pay_away(cheat: str, fields: dict[str, object], runner: Runner) -> None:
