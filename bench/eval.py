@@ -24,7 +24,7 @@ from typing import Any
 
 import anyio
 
-from rollcage.batches import BatchPlan, BatchRow, BatchView, Cell, TaskRef
+from rollcage.evaluation.batches import BatchPlan, BatchRow, BatchView, Cell, TaskRef
 from rollcage.events import Ended, Queued
 from rollcage.runner import Runner
 from rollcage.runner.batch import BatchLimits, BatchRun, CellJob, batch_view

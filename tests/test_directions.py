@@ -14,15 +14,13 @@ from support.paths import ROOT
 
 SOURCE = ROOT / "src"
 
-LEAVES = "types errors agent_events events json_safe sse locks stats batches"
+LEAVES = "types errors agent_events events json_safe sse locks evaluation"
 TABLE = f"""
 errors                 :
 types                  : errors
 json_safe              :
 sse                    :
-stats                  :
-reports                : batches
-batches                : types stats
+evaluation             : types
 locks                  :
 agent_events           : types
 events                 : types errors agent_events

@@ -21,8 +21,8 @@ import httpx
 from anyio.from_thread import start_blocking_portal
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from rollcage.batches import BatchReport
 from rollcage.errors import QueueFull, RollcageError, UnknownBatch, UnknownGroup, UnknownRollout, UsageError
+from rollcage.evaluation.batches import BatchReport
 from rollcage.events import Ended, Entry
 from rollcage.schema.arguments import RolloutArguments
 from rollcage.schema.batches import BatchRequest

@@ -15,9 +15,18 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
-from rollcage.batches import NO_MODEL_LABEL, BatchPlan, BatchReport, BatchRow, BatchView, Cell, Price, TaskRef
 from rollcage.endpoints import named_model, resolve
 from rollcage.errors import ModelUnreachable, UsageError
+from rollcage.evaluation.batches import (
+    NO_MODEL_LABEL,
+    BatchPlan,
+    BatchReport,
+    BatchRow,
+    BatchView,
+    Cell,
+    Price,
+    TaskRef,
+)
 from rollcage.jobs import NO_MODEL_AGENTS, job_of, needs_model, with_arguments
 from rollcage.runner.batch import BatchLimits, BatchRun, CellJob, MakeJob, batch_view, is_running, locked_or_followed
 from rollcage.schema.request import SECRETS, RolloutRequest
@@ -229,12 +238,12 @@ class Batch:
 
     def table(self) -> str:
         """What it came to, by model and by task, as Markdown."""
-        from rollcage.reports import markdown
+        from rollcage.evaluation.reports import markdown
 
         return markdown(self.report)
 
     def _repr_html_(self) -> str:
-        from rollcage.reports import html
+        from rollcage.evaluation.reports import html
 
         return html(self.report)
 

@@ -11,9 +11,9 @@ import pytest
 
 from rollcage import UsageError
 from rollcage.api import aeval
-from rollcage.batches import BatchPlan, TaskRef, compare
 from rollcage.errors import ModelUnreachable
 from rollcage.evaluate import Batch, Evaluating
+from rollcage.evaluation.batches import BatchPlan, TaskRef, compare
 from rollcage.runner import Runner
 from rollcage.runner.batch import batch_lock, batch_view
 from rollcage.settings import Settings

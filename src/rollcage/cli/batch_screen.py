@@ -11,11 +11,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rollcage.batches import BatchReport, BatchRow, BatchView
 from rollcage.cli.screen import screen
 from rollcage.cli.standing import style_of
 from rollcage.cli.text import one_line, reward_text, seconds_of
-from rollcage.reports import cells, headings, who
+from rollcage.evaluation.batches import BatchReport, BatchRow, BatchView
+from rollcage.evaluation.reports import cells, headings, who
 from rollcage.settings import Settings
 
 MOST_TASKS = 500

@@ -13,9 +13,9 @@ from rollcage.cli.codes import EVAL_HELP
 from rollcage.cli.options import JSON, REQUIRE, Derived, all_of, seconds
 
 if TYPE_CHECKING:
-    from rollcage.batches import BatchReport, BatchView
     from rollcage.cli.batch_screen import BatchScreen
     from rollcage.evaluate import Evaluation
+    from rollcage.evaluation.batches import BatchReport, BatchView
     from rollcage.settings import Settings
 
 FORMAT = click.option(
@@ -162,10 +162,10 @@ async def _evaluate(settings: Settings, asked: Evaluation, how: tuple[bool, bool
 async def _run(
     settings: Settings, asked: Evaluation, how: tuple[bool, bool, str | None, float | None], screen: BatchScreen
 ) -> int:
-    from rollcage.batches import NO_MODEL_LABEL
     from rollcage.cli.output import write_json
     from rollcage.errors import UsageError
     from rollcage.evaluate import Batch, open_batch, resumed
+    from rollcage.evaluation.batches import NO_MODEL_LABEL
     from rollcage.runner.batch import is_running
     from rollcage.store import Store
     from rollcage.wiring import opened_runner
@@ -209,7 +209,7 @@ def exit_code(found: BatchReport, require: float | None) -> int:
 def _write(path: str, view: BatchView, found: BatchReport) -> None:
     from pathlib import Path
 
-    from rollcage.reports import csv_of_rows, html, markdown
+    from rollcage.evaluation.reports import csv_of_rows, html, markdown
 
     text = {
         ".md": lambda: markdown(found),
@@ -223,7 +223,7 @@ def _write(path: str, view: BatchView, found: BatchReport) -> None:
 async def _report(settings: Settings, name: str, style: str, output: str | None) -> int:
     from rollcage.cli.output import write_json
     from rollcage.evaluate import prices_in
-    from rollcage.reports import csv_of_rows, markdown
+    from rollcage.evaluation.reports import csv_of_rows, markdown
     from rollcage.runner.batch import batch_view, is_running
     from rollcage.wiring import opened_log
 
@@ -261,9 +261,9 @@ async def _list(settings: Settings, name: str, style: str, output: str | None) -
 
 
 async def _compare(settings: Settings, first: str, second: str, style: str) -> int:
-    from rollcage.batches import compare as compare_views
     from rollcage.cli.output import write_json
-    from rollcage.reports import compared, csv_of_comparison
+    from rollcage.evaluation.batches import compare as compare_views
+    from rollcage.evaluation.reports import compared, csv_of_comparison
     from rollcage.runner.batch import batch_view
     from rollcage.wiring import opened_log
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import anyio
 from anyio.abc import TaskGroup
 
-from rollcage.batches import BatchRow, BatchView, Cell, Price, cost_of
 from rollcage.errors import AlreadyStarted, ModelUnreachable, QueueFull, StoreError, UnknownBatch, UsageError
+from rollcage.evaluation.batches import BatchRow, BatchView, Cell, Price, cost_of
 from rollcage.locks import try_lock
 from rollcage.runner.queue import EVERYBODY, Quota
 from rollcage.runner.runner import Runner, StartOptions

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from rollcage.batches import BatchReport, Comparison, compare
+from rollcage.evaluation.batches import BatchReport, Comparison, compare
 from rollcage.events import Entry
 from rollcage.runner.batch import batch_view, is_running
 from rollcage.schema.batches import BatchRequest

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from rollcage.batches import NO_MODEL_LABEL, BatchPlan, BatchReport, BatchView, Cell, TaskRef
 from rollcage.endpoints import Scripted, named_model, not_offered
 from rollcage.errors import UnknownBatch, UsageError
+from rollcage.evaluation.batches import NO_MODEL_LABEL, BatchPlan, BatchReport, BatchView, Cell, TaskRef
 from rollcage.jobs import NO_MODEL_AGENTS, OTHER_MODEL, to_job
 from rollcage.runner.batch import BatchLimits, BatchRun, CellJob, MakeJob, batch_lock, batch_view, is_running
 from rollcage.schema.batches import BatchRequest

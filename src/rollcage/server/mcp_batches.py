@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from rollcage.batches import BatchReport
+from rollcage.evaluation.batches import BatchReport
 from rollcage.schema.batches import BatchRequest
 from rollcage.server.auth import Caller
 from rollcage.types import Value

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import anyio
 from pydantic import Field, ValidationError
 
-from rollcage.batches import BatchReport
 from rollcage.errors import RollcageError, UnknownBatch, UnknownGroup, UnknownRollout, UsageError
+from rollcage.evaluation.batches import BatchReport
 from rollcage.events import Event, StageStarted, TurnEnded
 from rollcage.mcp.types import RESERVED
 from rollcage.schema.batches import BatchRequest

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rollcage.batches import BatchEntry, BatchRow
 from rollcage.errors import UsageError
+from rollcage.evaluation.batches import BatchEntry, BatchRow
 from rollcage.events import Entry
 from rollcage.store.sqlite import entries
 from rollcage.store.store import Store

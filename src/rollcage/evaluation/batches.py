@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from rollcage.stats import Estimate, mean_of, paired, pass_at
+from rollcage.evaluation.stats import Estimate, mean_of, paired, pass_at
 from rollcage.types import BatchPlace, Blame, JsonObject, Outcome, Stage, Standing, Value
 
 Status = Literal["new", "running", "paused", "interrupted", "stopped", "cancelled", "done"]

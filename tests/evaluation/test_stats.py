@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from rollcage.stats import mean_of, paired, pass_at, t_quantile, wilson
+from rollcage.evaluation.stats import mean_of, paired, pass_at, t_quantile, wilson
 
 
 @pytest.mark.parametrize(

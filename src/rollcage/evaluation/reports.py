@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from rollcage.batches import BatchReport, BatchRow, Comparison, Statistics
+from rollcage.evaluation.batches import BatchReport, BatchRow, Comparison, Statistics
 
 COLUMNS = ("mean", "95%", "pass@1", "pass@k", "done", "broken", "tokens", "time")
 """What every table of a batch says."""
