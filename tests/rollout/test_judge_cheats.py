@@ -257,7 +257,9 @@ async def test_a_package_that_is_a_link_to_the_workdir_does_not_run_in_the_judge
         checks=(check,),
     )
     verdict = await judged(provider, task, SPEC)
-    assert (verdict.total, verdict.suspicions) == (0, ()), verdict
+    assert verdict.total == 0, verdict
+    # The plant speaks of the reward; that is all that there is to suspect: it forged nothing.
+    assert [suspicion.code for suspicion in verdict.suspicions] == ["reaches_for_judge"]
     task = task.model_copy(update={"instruction": "echo 'exports.v = 2' > index.js"})
     assert (await judged(provider, task, SPEC)).total == 1
 

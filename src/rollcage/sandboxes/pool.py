@@ -107,7 +107,7 @@ class _Waiting:
         return False
 
 
-_Kind = tuple[SandboxSpec, tuple[tuple[str, str], ...]]
+_Kind = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class Pool:
@@ -175,7 +175,7 @@ class Pool:
                 await held.closed.wait()
 
     def _waiting_of(self, spec: SandboxSpec, layers: Sequence[Layer]) -> _Waiting:
-        kind = (spec, _names(layers))
+        kind = (spec.model_dump_json(), _names(layers))
         waiting = self._kinds.setdefault(kind, _Waiting(spec, tuple(layers)))
         self._kinds.move_to_end(kind)
         while len(self._kinds) > KINDS:

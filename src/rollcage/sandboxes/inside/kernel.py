@@ -54,6 +54,8 @@ _NR_MOUNT_SETATTR = 442
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
+_PIDFD_GET_INFO = 0xC040FF0B
+_PIDFD_INFO_EXIT = 1 << 3
 
 
 class KernelRefused(OSError):
@@ -208,3 +210,14 @@ def filter_calls(program: bytes) -> None:
 def own_proc_entries() -> None:
     """Give /proc/self back to this process after it changed its uid, so that it may write its own id maps."""
     _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl")
+
+
+def ended_by_signal(pidfd: int) -> bool:
+    """Whether a signal ended this process, which is gone; False where the kernel cannot tell (before Linux 6.15)."""
+    asked = bytearray(struct.pack("=Q56x", _PIDFD_INFO_EXIT))
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, asked)
+    except OSError:
+        return False
+    (told,), (status,) = struct.unpack_from("=Q", asked), struct.unpack_from("=i", asked, 60)
+    return bool(told & _PIDFD_INFO_EXIT) and os.WIFSIGNALED(status)

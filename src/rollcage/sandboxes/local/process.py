@@ -11,6 +11,7 @@ from contextlib import suppress
 import anyio
 
 from rollcage.errors import SandboxError, SandboxLost
+from rollcage.sandboxes.inside import kernel
 from rollcage.sandboxes.local.cgroups import Group
 from rollcage.sandboxes.local.fork_server import ForkServer
 from rollcage.sandboxes.pipes import Piped
@@ -39,6 +40,10 @@ class _Watched:
         if self._fd >= 0 and not self.gone.is_set():
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+
+    def killed(self) -> bool:
+        """Whether a signal ended it, as far as the kernel tells."""
+        return self._fd >= 0 and kernel.ended_by_signal(self._fd)
 
     def close(self) -> None:
         """Let go of it."""
@@ -87,8 +92,9 @@ class LocalProcess(Piped):
         code = self._told().get("exit-code")
         if code is None and self._fork_server.gone:
             raise SandboxLost("the sandbox's fork server is gone, and the command with it")
-        if code is None and not self._stopped:
-            # Nothing in the box can reach its monitor.
+        if code is None and not self._stopped and self._watched[0].killed():
+            # Nothing in the box can reach its monitor. One that ends by itself and tells no code could not start the
+            # command, in a folder that was closed to it, say: that is in the agent's hands, and no loss of the box.
             raise SandboxLost("the command was killed from outside its box (SIGKILL)")
         if code == _KILLED and not self._stopped and self._group.killed_by_machine():
             raise SandboxLost("the machine ran out of memory, and its kernel killed the command")
