@@ -281,7 +281,7 @@ async def test_a_sync_client_works_with_and_without_a_running_loop_and_leaves_no
 
     before = threading.active_count()
     use()  # a loop runs in this thread
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # idle threads of others may end meanwhile
     await anyio.to_thread.run_sync(use)
 
 
