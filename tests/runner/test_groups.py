@@ -65,30 +65,34 @@ async def test_without_a_seed_each_rollout_is_left_to_the_engine(runner: Runner,
     assert {rollout.reward for rollout in rollouts} == {0.0}  # judged, and found wanting
 
 
-async def test_a_group_with_enough_usable_rollouts_stops_the_rest(runner: Runner, model: ScriptedModel) -> None:
+async def test_a_group_with_enough_usable_rollouts_stops_the_rest(
+    store: Store, backends: Registry, model: ScriptedModel
+) -> None:
     broken = TASK.model_copy(update={"setup": ("false",)})
     unclear = TASK.model_copy(update={"verify": ("echo much > $REWARD_FILE",)})
-    jobs = [job(model, task=broken), job(model, task=unclear), job(model), job(model, IDLE), job(model, SILENT)]
-    group = await runner.groups.start_jobs(jobs, min_usable=2)
-    page = await runner.groups.wait([group.group_id])
-    assert page.done and page.groups[0].usable == 2
-    rollouts = [await runner.wait(member.rollout_id) for member in group.rollouts]
-    assert [each.outcome for each in rollouts] == [
-        Outcome.SETUP_FAILED,  # these two count for nothing
-        Outcome.VERIFY_FAILED,
-        Outcome.FINISHED,
-        Outcome.FINISHED,
-        Outcome.ABORTED,
-    ]
-    assert [each.reward for each in rollouts] == [None, None, 1.0, 0.0, None]
-    ended = {each.index: each for each in (await runner.groups.get(group.group_id)).rollouts}
-    assert [ended[n].blame for n in range(5)] == [Blame.TASK, Blame.AGENT, None, None, None]
-    assert [ended[n].usable for n in range(5)] == [False, False, True, True, False]
-    usable = await runner.groups.sequences(group.group_id, usable_only=True)
-    assert [row.reward for row in usable] == [1.0, 0.0]
-    # What was sampled and never scored is there, too, as what it is: no 0.
-    rows = await runner.groups.sequences(group.group_id)
-    assert [(row.reward, row.blame) for row in rows] == [(None, Blame.AGENT), (1.0, None), (0.0, None)]
+    # The first never ends by itself and keeps one of two places: the others run one after another.
+    jobs = [job(model, SILENT), job(model, task=broken), job(model, task=unclear), job(model), job(model, IDLE)]
+    async with Runner.open(store, backends, at_once=2) as runner:
+        group = await runner.groups.start_jobs(jobs, min_usable=2)
+        page = await runner.groups.wait([group.group_id])
+        assert page.done and page.groups[0].usable == 2
+        rollouts = [await runner.wait(member.rollout_id) for member in group.rollouts]
+        assert [each.outcome for each in rollouts] == [
+            Outcome.ABORTED,
+            Outcome.SETUP_FAILED,  # these two count for nothing
+            Outcome.VERIFY_FAILED,
+            Outcome.FINISHED,
+            Outcome.FINISHED,
+        ]
+        assert [each.reward for each in rollouts] == [None, None, None, 1.0, 0.0]
+        ended = {each.index: each for each in (await runner.groups.get(group.group_id)).rollouts}
+        assert [ended[n].blame for n in range(5)] == [None, Blame.TASK, Blame.AGENT, None, None]
+        assert [ended[n].usable for n in range(5)] == [False, False, False, True, True]
+        usable = await runner.groups.sequences(group.group_id, usable_only=True)
+        assert [row.reward for row in usable] == [1.0, 0.0]
+        # What was sampled and never scored is there, too, as what it is: no 0.
+        rows = await runner.groups.sequences(group.group_id)
+        assert [(row.reward, row.blame) for row in rows] == [(None, Blame.AGENT), (1.0, None), (0.0, None)]
 
 
 async def test_ends_come_one_by_one_after_a_cursor(runner: Runner, model: ScriptedModel) -> None:

@@ -364,7 +364,7 @@ from mcp import Client
 async def main():
     for mode in ("auto", "legacy", "2026-07-28"):
         async with Client(sys.argv[1] + "/mcp", mode=mode) as client:
-            assert len((await client.list_tools()).tools) == 7
+            assert len((await client.list_tools()).tools) == COUNT
             script = "sleep 1; for i in $(seq 40); do head -c 60000 /dev/zero | tr '\\\\0' x > $i; done"
             arguments = {"instruction": script, "agent": "shell", "endpoint": "scripted"}
             result = await client.call_tool("run_rollout", arguments, progress_callback=heard)
@@ -374,7 +374,7 @@ async def main():
 async def heard(*words):
     pass
 anyio.run(main)
-"""
+""".replace("COUNT", str(len(TOOLS + GROUP_TOOLS)))
 
 
 @pytest.mark.slow

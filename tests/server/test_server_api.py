@@ -86,7 +86,7 @@ async def test_health_needs_nothing_and_unknown_addresses_say_so(server: Served)
         (
             {"instruction": "x", "endpoint": "scripted", "agent": "vim"},
             "agent",
-            "known: loop, mini, nop, opencode, oracle, shell",
+            "known: claude-code, codex, loop, mini, mini-swe-agent, nop, opencode, oracle, pi, qwen-code, shell",
         ),
         ({"instruction": "x", "endpoint": "scripted", "sandbox": "moon"}, "sandbox", "known:"),
         ({"instruction": "x", "endpoint": "scripted", "agent_timeout_s": 0}, "agent_timeout_s", "greater than 0"),

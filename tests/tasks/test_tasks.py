@@ -44,6 +44,7 @@ def test_every_field_of_a_task_can_be_given(tmp_path: Path) -> None:
         keep = ["/home/user/.cache"]
         restore = [".git"]
         isolate = true
+        guards = false
         reward_from = "reward.txt"
         seal_tests = false
         paths = "home"

@@ -255,10 +255,12 @@ def _asked(rollout: Rollout) -> Table:
     table.add_column(no_wrap=True, style=DIM)
     table.add_column(overflow="fold")
     rows = {
-        "id": job.task.id,
-        "agent": job.agent.name,
-        "model": job.model.model if job.model.kind == "scripted" else f"{job.model.model} ({job.model.kind})",
-        "group": job.group_id,
+        "id": one_line(job.task.id, 200),
+        "agent": one_line(job.agent.name, 200),
+        "model": one_line(
+            job.model.model if job.model.kind == "scripted" else f"{job.model.model} ({job.model.kind})", 200
+        ),
+        "group": one_line(job.group_id, 200),
         "instruction": clip(clean(job.task.instruction.strip()), 2000),
     }
     for name, value in rows.items():
