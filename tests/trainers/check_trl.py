@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
+from accelerate import PartialState
 from datasets import Dataset
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -71,6 +72,7 @@ def worker(monkeypatch):
 def test_the_worker_runs_on_rollcage_sessions_and_leaves_nothing_when_it_is_stopped(worker) -> None:
     already = {each.id for each in rollouts()}
     factory = rollcage.trl.session_factory(task_of, agent="mini", endpoint="scripted")
+    PartialState()  # as a trainer does, which makes the worker: without it TRL cannot write its log
     running = worker(factory, "right", "slow")
     running.start()
     try:
