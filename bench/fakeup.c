@@ -104,9 +104,13 @@ static void badd(Buf *b, const char *s, size_t n) { bneed(b, n); memcpy(b->p + b
 static uint32_t rs = 12345;
 static uint32_t rnd(void) { rs ^= rs << 13; rs ^= rs >> 17; rs ^= rs << 5; return rs; }
 static const char *words[] = {" the"," return"," self"," implementation"," import"," configuration","):\\n"," iterator"," range","_token_ids"," None"," arguments"," value"," exception"," not"," dataset"," results"," length"," directory"," callback"," list"," assertEqual"," print"," environment"," error"," filename"," path_join"," test"," assert"," parameters"," response"," tokenizer"};
+/* Engines compute in 32 bits and print all digits of that number as a 64-bit one. */
 static int add_tok(char *o, double lp) {
   const char *w = words[rnd() % (sizeof words / sizeof *words)];
-  int n = sprintf(o, "{\"token\":\"%s\",\"logprob\":%.16g,\"bytes\":[", w, lp);
+  char number[32]; double exact = (float)lp;
+  sprintf(number, "%.16g", exact);
+  if (strtod(number, NULL) != exact) sprintf(number, "%.17g", exact);
+  int n = sprintf(o, "{\"token\":\"%s\",\"logprob\":%s,\"bytes\":[", w, number);
   int first = 1;
   for (const char *c = w; *c; c++) {
     int v = (unsigned char)*c;

@@ -76,13 +76,13 @@ async def backends(state_dir: Path, tmp_path: Path) -> AsyncIterator[Registry]:
     from rollcage.store.work import WorkStore
 
     async with AsyncExitStack() as stack:
-        work = WorkStore(tmp_path / "work", 4 << 20)
+        work, trees = WorkStore(tmp_path / "work", 4 << 20), WorkStore(tmp_path / "trees", 4 << 20)
         gateway = await stack.enter_async_context(Gateway.open())
         provider = await stack.enter_async_context(LocalProvider(state_dir))
-        mine: list[Agent] = [Nop(), Oracle(), StoredWork(work.get)]
+        mine: list[Agent] = [Nop(), Oracle(files=trees.get), StoredWork(work.get)]
         known: list[Agent] = [OpenCode(state_dir / "cache"), Mini(), Shell(), *mine]
         agents = {agent.name: agent for agent in known}
-        yield Registry(providers={"local": provider}, agents=agents, gateway=gateway, work=work)
+        yield Registry(providers={"local": provider}, agents=agents, gateway=gateway, work=work, trees=trees)
 
 
 @pytest.fixture

@@ -61,6 +61,7 @@ environments.fleet     : environments mcp settings {LEAVES}
 
 rollout                : agents sandboxes gateway environments tasks {LEAVES}
 runner                 : rollout simulators store trajectory schema agents sandboxes gateway environments {LEAVES}
+otel                   : settings store {LEAVES}
 wiring                 : *
 api                    : *
 evaluate               : *
@@ -100,7 +101,10 @@ EDGES = {
     "wiring",
 }
 """Nothing but an edge, or the package's own face, imports one of these."""
-HEAVY = "openenv gradio docker e2b fastapi starlette mcp fastmcp fleet httpx prometheus_client rollcage.server".split()
+HEAVY = (
+    "opentelemetry openenv gradio docker e2b fastapi starlette mcp fastmcp fleet httpx prometheus_client "
+    "rollcage.server"
+).split()
 
 
 def module_of(path: Path) -> str:

@@ -452,7 +452,7 @@ def _apply(state: JsonObject, lists: dict[str, list[object]], timings: dict[str,
         case StageStarted(stage=stage):
             state["stage"] = stage
         case StageEnded(stage=stage, seconds=seconds):
-            timings[stage.value] = seconds
+            timings[stage.value] = timings.get(stage.value, 0.0) + seconds
         case BoxOpened(sandbox_id=sandbox_id, notes=notes, fresh=False):
             state.update(sandbox_id=sandbox_id, notes=notes)
         case CommandEnded(stage=stage, result=result):

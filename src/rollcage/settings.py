@@ -56,6 +56,17 @@ class E2BSettings(Value):
     """`E2B_SANDBOX_URL`: where boxes are reached, if not at the domain's usual address."""
 
 
+class OtlpSettings(Value):
+    """Where traces of rollouts go; empty where nowhere. A `.env` sets none of it: its writer would see them."""
+
+    url: str = ""
+    """`ROLLCAGE_OTLP`: an OTLP collector, such as http://host:4318."""
+    headers: SecretStr = SecretStr("")
+    """`OTEL_EXPORTER_OTLP_HEADERS`: sent with them, `name=value,name=value`."""
+    content: bool = False
+    """`ROLLCAGE_OTLP_CONTENT`: with what models, tools and commands were told and said."""
+
+
 class Settings(Value):
     """Everything rollcage takes from its surroundings."""
 
@@ -85,6 +96,8 @@ class Settings(Value):
     proxies: Proxies = Proxies()
     """`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`, in small letters too: on the way to models. A `.env` sets
     none: its writer would see what goes by."""
+    otlp: OtlpSettings = OtlpSettings()
+    """OpenTelemetry."""
     debug: bool = False
     """`ROLLCAGE_DEBUG`: show where an error came from."""
 
@@ -118,6 +131,11 @@ class Settings(Value):
         """Where downloads are kept; all of it can be fetched again."""
         return self.home / "cache"
 
+    def sending_traces(self, url: str | None, content: bool) -> Settings:
+        """The same, with traces of rollouts sent as these options say, over what is set."""
+        given = {"url": url or self.otlp.url, "content": content or self.otlp.content}
+        return self.model_copy(update={"otlp": self.otlp.model_copy(update=given)})
+
     @classmethod
     def from_environ(
         cls, environ: Mapping[str, str] | None = None, *, home: str | None = None, root: bool | None = None
@@ -127,7 +145,8 @@ class Settings(Value):
         `home` takes the place of `ROLLCAGE_HOME`; `root` says whether we are the superuser, whose
         state lives in /var/lib.
         """
-        proxies = _proxies(os.environ if environ is None else environ)
+        own = os.environ if environ is None else environ
+        proxies, otlp = _proxies(own), _otlp(own)
         environ = _beside_file(os.environ) if environ is None else environ
         if home:
             environ = {**environ, "ROLLCAGE_HOME": home}
@@ -147,8 +166,21 @@ class Settings(Value):
             no_color=bool(environ.get("NO_COLOR")),
             system=_system(environ),
             proxies=proxies,
-            debug=environ.get("ROLLCAGE_DEBUG", "").strip().lower() not in ("", "0", "false", "no"),
+            otlp=otlp,
+            debug=_on(environ, "ROLLCAGE_DEBUG"),
         )
+
+
+def _on(environ: Mapping[str, str], name: str) -> bool:
+    return environ.get(name, "").strip().lower() not in ("", "0", "false", "no")
+
+
+def _otlp(environ: Mapping[str, str]) -> OtlpSettings:
+    return OtlpSettings(
+        url=environ.get("ROLLCAGE_OTLP", "").strip(),
+        headers=SecretStr(environ.get("OTEL_EXPORTER_OTLP_HEADERS", "").strip()),
+        content=_on(environ, "ROLLCAGE_OTLP_CONTENT"),
+    )
 
 
 def _proxies(environ: Mapping[str, str]) -> Proxies:

@@ -50,6 +50,11 @@ class EventReader:
         self._size = 0
         self._skipping = False
 
+    @property
+    def between(self) -> bool:
+        """Whether it stands between two events, with nothing begun."""
+        return not (self._rest or self._data or self._name or self._carriage or self._retry_s is not None)
+
     def feed(self, data: bytes) -> Iterator[ServerEvent]:
         """The events that are complete with this portion. Must be read to its end before the next portion."""
         if self._carriage and data:

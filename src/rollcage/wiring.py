@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
-from rollcage.errors import UnknownRollout
+from rollcage.errors import SetupError, UnknownRollout
 from rollcage.settings import Settings
 from rollcage.types import BASE, SandboxSpec, System
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rollcage.agents.opencode.agent import OpenCode
     from rollcage.environments.base import Environments
     from rollcage.runner import Registry, Runner
+    from rollcage.runner.runner import EventListener
     from rollcage.sandboxes.base import Provider
     from rollcage.sandboxes.container.provider import ContainerProvider
     from rollcage.sandboxes.e2b.provider import E2BProvider
@@ -169,9 +170,26 @@ async def opened_runner(settings: Settings, store: Store, *, warm: int = 0, at_o
 
     async with (
         opened_registry(settings, warm=warm) as backends,
-        Runner.open(store, backends, at_once=at_once) as runner,
+        opened_traces(settings, store) as on_event,
+        Runner.open(store, backends, at_once=at_once, recovers=False) as runner,
     ):
+        runner.on_event = on_event
+        await runner.recover()
         yield runner
+
+
+@asynccontextmanager
+async def opened_traces(settings: Settings, store: Store) -> AsyncIterator[EventListener]:
+    """What is told of every event and sends the traces of rollouts, where somebody wants them."""
+    if not settings.otlp.url:
+        yield lambda rollout_id, event: None
+        return
+    try:
+        from rollcage.otel.sender import sending
+    except ImportError as error:
+        raise SetupError(f"traces need more packages ({error.name}): pip install 'rollcage[otel]'") from error
+    async with sending(store, settings.otlp, say) as on_event:
+        yield on_event
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import support.steady  # noqa: F401
 from rollcage.gateway.capture import AnswerEnd, ModelCall, TurnBuilder, turn_of
 from rollcage.sse import EventReader
-from rollcage.types import Alternative, Token, Turn
+from rollcage.types import Alternative, Token, TokenColumns, Turn
 from support.hand_made import ROLE, event, text_event, whole
 from support.paths import GOLDEN
 
@@ -328,3 +328,65 @@ def test_a_stream_that_was_complete_is_whole_whatever_happened_to_the_connection
 def test_an_error_event_outlives_everything_that_follows() -> None:
     found = turn(*whole("a")[:2], event(error={"message": "out of memory"}), *whole("a")[2:], error="agent hung up")
     assert found.error == "the engine reported an error: out of memory"
+
+
+def usual(count: int) -> list[bytes]:
+    """The events of a stream as vLLM sends it."""
+    first = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "prompt_token_ids": [1, 2]}
+    rows = [
+        {
+            "index": 0,
+            "delta": {"reasoning": f"r{n}"} if n % 5 == 0 else {"content": f"w{n}"},
+            "logprobs": {
+                "content": [
+                    {
+                        "token": f"w{n}",
+                        "logprob": -n / 8,
+                        "top_logprobs": [
+                            {"token": f"o{k}", "logprob": None if k == 7 else -k / 4} for k in range(n % 9)
+                        ],
+                    }
+                ]
+            },
+            "finish_reason": None,
+            "token_ids": [100 + n],
+        }
+        for n in range(count)
+    ]
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    counted = {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": count}}
+    chunks = [first, *({"choices": [row]} for row in rows), last, counted]
+    return [*(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks), b"data: [DONE]\n\n"]
+
+
+@pytest.mark.parametrize("odd", [b"", b": ping\n\n", b"event: x\ndata: {}\n\n", b"data: {}\ndata: {}\n\n", b"\r\n"])
+def test_events_that_come_together_say_what_they_say_one_by_one(odd: bytes) -> None:
+    events = usual(40)
+    events.insert(20, odd)
+    call, end = ModelCall(index=0, request={}), AnswerEnd(200)
+    together = TurnBuilder()
+    together.feed(b"".join(events[:11]))
+    together.feed(b"".join(events[11:]))
+    single = TurnBuilder()
+    for at in b"".join(events):
+        single.feed(bytes([at]))
+    one, other = together.turn(call, end), single.turn(call, end)
+    assert one == other and len(one.tokens) == 40
+    assert one.trainable == (odd != b"data: {}\ndata: {}\n\n"), one.untrainable_reason
+
+
+def test_tokens_are_a_view_of_columns_that_reads_as_rows() -> None:
+    builder = TurnBuilder()
+    builder.feed(b"".join(usual(20)))
+    turn = builder.turn(ModelCall(index=0, request={}), AnswerEnd(200))
+    rows = tuple(turn.tokens)
+    assert isinstance(turn.tokens, TokenColumns)
+    assert (
+        rows[3] == Token("w3", 103, -0.375, (Alternative("o0", None, 0.0), *rows[3].top[1:])) and len(rows[3].top) == 3
+    )
+    assert len(rows[8].top) == 7, "an alternative without a logprob is none"
+    assert turn.tokens == rows and rows == turn.tokens and turn.tokens[-1] == rows[-1] and turn.tokens[2:5] == rows[2:5]
+    assert Turn.model_validate_json(turn.model_dump_json()) == turn
+    assert Turn.model_json_schema()["properties"]["tokens"]["type"] == "array"
+    with pytest.raises(ValueError, match="differ in length"):
+        TokenColumns(["a"], [], [None], [0], [], [], [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rollcage.events import Rollout
@@ -160,6 +162,58 @@ async def test_go_runs_in_a_copy_of_the_workdir_with_the_tests_in_it(play: Play)
     assert (await scored(play, task, "true"))[1] == {"m/calc::TestAdd": 0, "unseen": 1}
     planted = "echo right > calc/calc.go; ln -s ~/elsewhere calc/calc_test.go"
     assert (await scored(play, task, planted))[1] == {"m/calc::TestAdd": 1, "unseen": 1}
+
+
+GO_CODE = "package calc\nfunc Add(a, b int) int { return 0 }\n"
+GO_TEST = """package calc
+import "testing"
+func TestAdd(t *testing.T) { if Add(2, 3) != 5 { t.Fatal("wrong") } }
+func TestZero(t *testing.T) { if Add(0, 0) != 0 { t.Fatal("wrong") } }
+"""
+CARGO_TEST = """
+#[test]
+fn small() { assert_eq!(calc::add(2, 3), 5); }
+#[test]
+fn zero() { assert_eq!(calc::add(0, 0), 0); }
+"""
+
+
+@pytest.mark.skipif(not Path("/usr/bin/go").exists(), reason="this machine has no go")
+async def test_a_real_go_reports_its_tests(play: Play) -> None:
+    names = ("example.com/m/calc::TestAdd", "example.com/m/calc::TestZero")
+    task = Task(
+        instruction="-",
+        files={
+            "go.mod": "module example.com/m\n",
+            "calc/calc.go": "package calc\nfunc Add(a, b int) int { return 0 }\n",
+        },
+        tests={"calc/calc_test.go": GO_TEST},
+        checks=(Check(kind="go", path="calc", expect=names),),
+        limits=LIMITS,
+    )
+    assert (await scored(play, task, "true"))[1] == {names[0]: 0, names[1]: 1}
+    assert (await scored(play, task, "sed -i 's/return 0/return a + b/' calc/calc.go"))[0] == 1
+    ends = """sed -i 's/return 0/return 5/; 1a import "os"' calc/*; echo 'func init() { os.Exit(0) }' >> calc/calc.go"""
+    assert (await scored(play, task, ends))[0] == 0
+
+
+@pytest.mark.skipif(not Path("/usr/bin/cargo").exists(), reason="this machine has no cargo")
+async def test_a_real_cargo_reports_its_tests(play: Play) -> None:
+    names = ("tests/calc.rs::small", "tests/calc.rs::zero")
+    task = Task(
+        instruction="-",
+        files={
+            "Cargo.toml": '[package]\nname = "calc"\nversion = "0.1.0"\nedition = "2021"\n',
+            "src/lib.rs": "pub fn add(_a: i32, _b: i32) -> i32 { 0 }\n",
+        },
+        tests={"tests/calc.rs": CARGO_TEST},
+        checks=(Check(kind="cargo", path="calc", expect=names),),
+        limits=LIMITS,
+    )
+    assert (await scored(play, task, "true"))[1] == {names[0]: 0, names[1]: 1}
+    assert (await scored(play, task, "echo 'pub fn add(a: i32, b: i32) -> i32 { a + b }' > src/lib.rs"))[0] == 1
+    ends = "echo 'pub fn add(_: i32, _: i32) -> i32 { std::process::exit(0) }' > src/lib.rs"
+    assert (await scored(play, task, ends))[0] == 0
 
 
 async def test_a_junit_report_is_the_one_that_the_command_wrote(play: Play) -> None:

@@ -72,11 +72,44 @@ async def test_streams_and_exit_codes_come_back(tmp_path: Path) -> None:
         assert (await judge("untrusted seq 3 2>&1 | tac")).stdout.text == "3\n2\n1\n"
         loop = await judge("seq 3 | while read n; do untrusted echo got $n; done")
         assert loop.stdout.text == "got 1\ngot 2\ngot 3\n", "it takes no input that its command does not read"
-        file = await judge("seq 3 > f; while read n; do untrusted echo got $n; untrusted cat; done < f; rm f")
-        assert file.stdout.text == "got 1\n2\n3\ngot 2\n3\ngot 3\n", "nor does it read on in a file of the judge's"
+        file = await judge("seq 3 > f; while read n; do untrusted --stdin cat; done < f; rm f")
+        assert file.stdout.text == "2\n3\n3\n", "nor does it read on in a file of the judge's"
         large = await judge("head -c 30000000 /dev/zero | untrusted --max-output 1G cat | wc -c")
         assert large.stdout.text == "30000000\n"
         assert (await judge("untrusted yes | head -1")).stdout.text == "y\n"
+
+
+@pytest.mark.parametrize("launch", ["untrusted", "timeout 50 untrusted", "x=$(untrusted", "sh -c 'untrusted"])
+async def test_what_the_judge_is_reading_is_not_for_the_judged(launch: str, tmp_path: Path) -> None:
+    command = f"{launch} cat{')' if '(' in launch else chr(39) if chr(39) in launch else ''}"
+    body = f'do echo $n; {command}; echo "$x"; done'
+    async with a_judge(tmp_path) as judge:
+        for loop in (
+            f"seq 3 | while read n; {body}",
+            f"while read n; {body} <<E\n1\n2\n3\nE",
+            f"while read n; {body} < f",
+        ):
+            ended = await judge(f"seq 3 > f; {loop}")
+            assert ended.stdout.text.split() == ["1", "2", "3"], (loop, ended)
+            assert "--stdin hands it over" in ended.stderr.text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo in | untrusted cat",
+        "echo in | timeout 50 untrusted cat",
+        "echo in > f; untrusted cat < f",
+        "echo in > f; f() { untrusted cat; }; f < f",
+        "echo in | (untrusted --stdin cat)",
+        "x=$(echo in | untrusted cat); echo $x",
+        "f() { echo in | untrusted cat; }; echo other | f",
+    ],
+)
+async def test_input_that_is_for_the_command_reaches_it(command: str, tmp_path: Path) -> None:
+    async with a_judge(tmp_path) as judge:
+        ended = await judge(command)
+        assert (ended.stdout.text, ended.stderr.text) == ("in\n", "")
 
 
 async def test_both_work_in_the_same_workdir_and_nowhere_else(tmp_path: Path) -> None:

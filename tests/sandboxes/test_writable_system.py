@@ -72,6 +72,20 @@ async def test_everything_can_be_kept(box: LocalBox) -> None:
     assert await said(box, "cat /x /root/y; ls /tmp") == "1\n1"
 
 
+async def test_a_divided_box_that_is_rewound_is_whole_again_and_can_be_divided_anew(box: LocalBox) -> None:
+    separation = Separation(("/app",), hidden=("/logs/verifier",))
+    await said(box, "mkdir -p /app /logs/verifier; echo work > /app/a")
+    for turn in ("1", "2"):
+        await box.checkpoint()
+        async with box.separate(separation) as judged:
+            await said(box, f"echo {turn} > /logs/verifier/reward.txt; echo {turn} > /etc/judge")
+            async with judged.spawn(["bash", "-c", "ls /logs/verifier; cat /app/a; touch /app/left"]) as process:
+                await process.stdin.aclose()
+                assert b"".join([chunk async for chunk in process.stdout]) == b"work\n"
+        await box.rewind(())
+        assert await said(box, "ls /logs/verifier /app; ls /etc/judge 2>/dev/null") == "/app:\na\n\n/logs/verifier:"
+
+
 async def test_the_judged_has_a_system_of_its_own(box: LocalBox) -> None:
     await said(box, "mkdir -p /app /tests /logs/verifier; echo s > /tests/secret")
     await box.checkpoint()

@@ -53,7 +53,8 @@ def test_every_door_has_the_same_arguments(http: dict[str, Any]) -> None:
     mcp = TOOLS["run_rollout"].input_schema["properties"]
     assert http.keys() == FIELDS.keys() == mcp.keys() - {"on_disconnect"}
     assert RolloutArguments.__annotations__.keys() == FIELDS.keys() - {"instruction"} | {"on_disconnect"}
-    of_the_command = {"as_json", "build_image", "follow", "require", "help", "_click_default_help"}
+    of_the_command = {"as_json", "build_image", "follow", "otlp", "otlp_content", "require"}
+    of_the_command |= {"help", "_click_default_help"}
     assert options_of_run().keys() - of_the_command == FIELDS.keys() - NOT_TYPED
     assert RunArguments.model_fields.keys() - FIELDS.keys() == {"on_disconnect"}
 

@@ -69,6 +69,21 @@ async def test_a_verifier_that_asks_from_outside_is_sound(runner: Runner) -> Non
     assert len(report.probes) > 15
 
 
+@pytest.mark.parametrize(
+    ("test", "fits"),
+    [("assert add(2, 3) == 5", True), ("import calc, inspect; assert 'a + b' in inspect.getsource(calc.add)", False)],
+)
+async def test_an_audit_tries_whether_proxied_checks_fit(test: str, fits: bool, runner: Runner) -> None:
+    body = f"import unittest\nfrom calc import add\nclass T(unittest.TestCase):\n    def test_it(self): {test}\n"
+    check = Check(kind="unittest", path="test_calc.py")
+    report = await audit(runner, calc(tests={"test_calc.py": body}, checks=(check,)), "none")
+    assert report.proxied_fits is fits
+    assert "reference_fails" not in kinds(report), "it is advice"
+    proxied = check.model_copy(update={"isolation": "proxied"})
+    plain = await audit(runner, calc(tests={"test_calc.py": body}, checks=(proxied,)), "none")
+    assert plain.proxied_fits is None, "there is nothing to try"
+
+
 async def test_code_in_the_process_of_its_test_pays_in_many_ways(runner: Runner) -> None:
     report = await audit(runner, calc(tests={"t.py": UNITTEST}, verify=("python3 $TESTS_DIR/t.py",), guards=False))
     assert {"early_exit", "fake_output", "patched_framework", "always_equal"} <= paying(report)

@@ -30,8 +30,6 @@ REFUSED = {
     "needs-gpu": "gpus = 1",
     "many-services": "the services main, db",
     "windows": "windows",
-    "several-steps": "several steps",
-    "separate-verifier": "separate",
 }
 
 
@@ -87,10 +85,10 @@ def test_a_folder_without_what_it_needs_is_refused_by_name(tmp_path: Path, missi
     ("text", "words"),
     [
         ("[environment\n", r"task.toml: is no valid TOML: .*line 1"),
-        ("[environment]\ncpus = 'many'\n", r"task.toml: environment.cpus"),
-        ("schema_version = '2.0'\n", r"schema_version '2.0'"),
-        ("[agent]\nuser = 'nobody'\n", r"agent.user"),
-        ("[environment]\nenv = { KEY = '${SECRET}' }\n", r"SECRET"),
+        ("[environment]\ncpus = 'many'\n", r"task.toml:2: environment.cpus"),
+        ("schema_version = '2.0'\n", r"task.toml:1: schema_version '2.0'"),
+        ("[agent]\nuser = 'nobody'\n", r"task.toml:2: agent.user"),
+        ("[environment]\nenv = { KEY = '${SECRET}' }\n", r"task.toml:2: environment.env: .*SECRET"),
         ("[environment]\nworkdir = '/proc/x'\n", r"workdir"),
     ],
 )
@@ -155,6 +153,31 @@ async def test_nothing_earns_0_and_the_solution_1(runner: Runner, name: str) -> 
     nothing, solved = await played(runner, name, "nop"), await played(runner, name, "oracle")
     assert (nothing.reward, nothing.error) == (0, None)
     assert (solved.reward, solved.error, solved.trust) == (1, None, "shared")
+
+
+@pytest.mark.anyio
+async def test_steps_are_judged_one_after_the_other_in_one_box(runner: Runner) -> None:
+    solved = await played(runner, "several-steps", "oracle")
+    assert (solved.reward, solved.error, solved.outcome) == (1, None, Outcome.FINISHED)
+    assert solved.reward_parts == {"reward": 1, "first.reward": 1, "second.reward": 1}
+    assert len(solved.verify) == 2 and solved.setup[0].command == "bash ./setup.sh"
+
+
+@pytest.mark.anyio
+async def test_a_step_that_earned_too_little_is_the_last(runner: Runner) -> None:
+    nothing = await played(runner, "several-steps", "nop")
+    assert (nothing.reward, nothing.error, len(nothing.verify)) == (0, None, 1)
+    assert nothing.reward_parts == {"reward": 0, "first.reward": 0}
+    assert nothing.score and nothing.score.notice == "stopped after step first: reward is 0, less than 0.5"
+
+
+@pytest.mark.anyio
+async def test_a_separate_verifier_gets_the_artifacts_and_nothing_else(runner: Runner) -> None:
+    nothing, solved = [await played(runner, "separate-verifier", agent) for agent in ("nop", "oracle")]
+    assert (nothing.reward, nothing.error) == (0, None)
+    assert (solved.reward, solved.error) == (1, None), solved.verify
+    assert [each.exit_code for each in solved.verify] == [0, 3, 0]
+    assert ("/app/out/peek",) in [each.paths for each in solved.suspicions if each.code == "link_outside"]
 
 
 @pytest.mark.anyio

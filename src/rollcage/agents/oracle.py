@@ -83,6 +83,8 @@ Step = Callable[[Sandbox, str], Awaitable[Exit | None]]
 
 def has_solution(task: Task) -> bool:
     """Whether the task brings a reference solution."""
+    if task.steps:
+        return all(has_solution(step.task) for step in task.steps)
     return bool(task.solution_patch or task.solution_script or any(turn.tool_calls for turn in task.solution))
 
 

@@ -10,7 +10,7 @@ import click
 
 from rollcage.cli import codes
 from rollcage.cli.codes import EVAL_HELP
-from rollcage.cli.options import JSON, REQUIRE, Derived, all_of, seconds
+from rollcage.cli.options import JSON, OTLP, REQUIRE, Derived, all_of, seconds
 
 if TYPE_CHECKING:
     from rollcage.cli.batch_screen import BatchScreen
@@ -38,7 +38,7 @@ OUT = click.option("-o", "--output", metavar="FILE", help="Write it to this file
 @click.option("--max-time", type=seconds, metavar="SECONDS", help="Stop everything after so long.")
 @click.option("--budget", type=click.FloatRange(0), help="Begin nothing once it cost so much (prices.toml).")
 @click.option("--patience", type=seconds, metavar="SECONDS", default=600.0, help="Wait so long for an absent model.")
-@all_of(REQUIRE, OUT, JSON)
+@all_of(REQUIRE, OUT, OTLP, JSON)
 def evaluate(sources: tuple[str, ...], resume: str, as_json: bool, output: str | None, **options: Any) -> int:
     """Run whole task sets, on one model or several.
 
@@ -60,7 +60,8 @@ def evaluate(sources: tuple[str, ...], resume: str, as_json: bool, output: str |
     from rollcage.evaluate import Evaluation, prices_in
     from rollcage.runner.batch import BatchLimits
 
-    settings, require = environment(), options.pop("require")
+    settings = environment().sending_traces(options.pop("otlp"), options.pop("otlp_content"))
+    require = options.pop("require")
     _check_output(output)
     own = {name: options.pop(name) for name in ("models", "agents", "samples", "name", "retry", "accept_changes")}
     prices, budget = prices_in(settings.prices_path), options.pop("budget")

@@ -27,6 +27,12 @@ def all_of(*options: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
+OTLP = all_of(
+    click.option("--otlp", metavar="URL", help="Send a trace of each rollout to this OTLP collector (ROLLCAGE_OTLP)."),
+    click.option("--otlp-content", is_flag=True, help="With what models, tools and commands were told and said."),
+)
+
+
 class Derived(click.Command):
     """A command with options that are made from the arguments of a rollout, when they are first needed."""
 

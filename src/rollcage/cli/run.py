@@ -9,7 +9,7 @@ import click
 
 from rollcage.cli import codes
 from rollcage.cli.codes import HELP
-from rollcage.cli.options import JSON, REQUIRE, ROLLOUT, Derived, all_of, seconds
+from rollcage.cli.options import JSON, OTLP, REQUIRE, ROLLOUT, Derived, all_of, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @all_of(REQUIRE, JSON)
 @click.option("--build", "build_image", is_flag=True, help="Build the image of a task folder first, if it is missing.")
 @click.option("--follow", is_flag=True, help="With --json: every event as one line, as it happens.")
+@OTLP
 def run(task: str | None, as_json: bool, follow: bool, build_image: bool, require: float | None, **options: Any) -> int:
     """Run one rollout and show it as it happens.
 
@@ -50,7 +51,8 @@ def run(task: str | None, as_json: bool, follow: bool, build_image: bool, requir
     from rollcage.cli.request import typed_task
     from rollcage.cli.text import clean
 
-    settings, file = environment(), typed_task(task, options)
+    settings = environment().sending_traces(options.pop("otlp"), options.pop("otlp_content"))
+    file = typed_task(task, options)
     for notice in file.notices:
         click.echo(f"rollcage: {clean(notice)}", err=True)
     if build_image and task:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from rollcage.cli.options import JSON, seconds_or_zero
+from rollcage.cli.options import JSON, OTLP, seconds_or_zero
 from rollcage.errors import SetupError, UsageError
 
 
@@ -58,6 +58,7 @@ from rollcage.errors import SetupError, UsageError
 @click.option("--max-body-mb", type=click.IntRange(min=1), default=32, show_default=True, help="Largest request.")
 @click.option("--insecure-no-key", is_flag=True, help="Answer other machines without any key.")
 @click.option("--quiet", is_flag=True, help="No request log on stderr.")
+@OTLP
 @JSON
 def serve(new_key: str | None, admin: bool, as_json: bool, home: str | None, **options: Any) -> int:
     """Serve rollouts over HTTP, MCP and OpenEnv.
@@ -97,7 +98,7 @@ def _serve(options: dict[str, Any], home: str | None, as_json: bool) -> int:
     from rollcage.cli.output import write_json
     from rollcage.settings import Settings
 
-    settings = Settings.from_environ(home=home)
+    settings = Settings.from_environ(home=home).sending_traces(options["otlp"], options["otlp_content"])
     try:
         from rollcage.server.service import ServerLimits
         from rollcage.server.serving import ServeOptions

@@ -135,8 +135,11 @@ class Gateway:
         policy_version: str = "",
         generation: int | None = None,
         classify: CallClassifier | None = None,
+        after: Lease | None = None,
     ) -> AsyncIterator[Lease]:
         """Serve a model on a listening socket until the end of the block. `name` is for those who `watch`.
+
+        `after`: an earlier lease of the same rollout, whose calls count.
 
         `generation`: the gate's when the rollout was started; None: now.
 
@@ -162,6 +165,8 @@ class Gateway:
         )
         lease = Lease(context, sock, record, classify or one_agent)
         lease.policy_version = self.gate.version(policy_version, generation)
+        if after is not None:
+            lease.go_on_from(after)
         self._lent.add(lease)
         await lease.open()
         if name:

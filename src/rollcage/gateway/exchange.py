@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from rollcage.gateway.bodies import Body
-from rollcage.gateway.capture import AnswerEnd, ModelCall, TurnBuilder
+from rollcage.gateway.capture import AnswerEnd, ModelCall, TurnBuilder, portions
 from rollcage.gateway.delivery import Delivery
 from rollcage.gateway.engines import Engine, KnownEngines
 from rollcage.gateway.exact import ExactPrompts
@@ -25,8 +25,6 @@ from rollcage.gateway.policy import milder, outgoing
 from rollcage.gateway.probe import OPTIONAL_TIMEOUT_S, prompt_ids
 from rollcage.types import KEY_REPEATED, Endpoint, JsonObject, Limits, Turn, TurnHistory
 
-SLICE = 16 << 10
-"""Parsed at a stretch; between two slices other streams get their turn."""
 SHORTEST_SECRET = 8
 """Shorter keys ("none", "x") are no secrets, and would be found everywhere."""
 
@@ -54,6 +52,8 @@ class ExchangeContext:
     """Makes prompts that continue the sampled tokens, where that is asked for."""
     gate: CallGate = field(default_factory=CallGate)
     """Where calls wait while weights are changed."""
+    heads: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    """Heads of requests by path and what the agent accepts, but for the length of the body."""
 
 
 class Exchange:
@@ -211,8 +211,13 @@ class Exchange:
                 before = body.get(name)
                 body[name] = before | value if isinstance(before, dict) and isinstance(value, dict) else value
         payload = msgspec.json.encode(body)
-        headers = {**headers_for(endpoint), "Accept": self._accept, "Content-Type": "application/json"}
-        return await self._context.upstream.open(target, target.head("POST", headers, len(payload)), payload)
+        heads, kind = self._context.heads, (target.path, self._accept)
+        if (head := heads.get(kind)) is None:
+            headers = {**headers_for(endpoint), "Accept": self._accept, "Content-Type": "application/json"}
+            heads.clear()  # an agent says the same each time; one that does not must not fill our memory
+            head = heads[kind] = target.head("POST", headers, None).removesuffix(b"\r\n")
+        head += b"Content-Length: %d\r\n\r\n" % len(payload)
+        return await self._context.upstream.open(target, head, payload)
 
     def _sink(self, connection: ModelConnection) -> Callable[[bytes], None]:
         """What becomes of each piece of the answer."""
@@ -287,9 +292,10 @@ class Exchange:
         call = replace(self.call, request=self._sent, advice=self._engine.advice)
         answer = TurnBuilder()
         async with self._context.parsing:
-            for start in range(0, len(body), SLICE):
-                await asyncio.sleep(0)
-                answer.feed(body[start : start + SLICE])
+            for number, portion in enumerate(portions(body)):
+                if number:
+                    await asyncio.sleep(0)
+                answer.feed(portion)
             turn = answer.turn(call, end, prompt)
         if self._repeats_key:
             turn = turn.model_copy(update={"trainable": False, "untrainable_reason": KEY_REPEATED})

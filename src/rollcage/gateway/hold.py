@@ -19,6 +19,17 @@ _GAP = re.compile(rb"\r?\n\r?\n|\r\r")
 _LONGEST_GAP = 4
 
 
+def _gaps(data: bytes) -> list[int]:
+    """Where events end in it."""
+    if b"\r" in data:
+        return [gap.end() for gap in _GAP.finditer(data)]
+    ends, at = [], data.find(b"\n\n")
+    while at >= 0:
+        ends.append(at + 2)
+        at = data.find(b"\n\n", at + 2)
+    return ends
+
+
 class ActionWatch:
     """Follows the tool calls of a stream, to tell the chunk with which an agent could begin to act."""
 
@@ -85,7 +96,7 @@ class HeldEnd:
             return data
         # Looked for where it may be new, and joined only when an event ends: a large one costs no more than its length.
         near = self._tail + data
-        ends = [self._size - len(self._tail) + gap.end() for gap in _GAP.finditer(near)]
+        ends = [self._size - len(self._tail) + end for end in _gaps(near)]
         self._half.append(data)
         self._size += len(data)
         self._tail = near[-_LONGEST_GAP + 1 :]

@@ -11,6 +11,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
@@ -41,6 +42,7 @@ class Target(NamedTuple):
     path: str
 
     @classmethod
+    @lru_cache(maxsize=256)
     def of(cls, base_url: str, path: str) -> Target:
         """The address of `path` below a base URL (whose query, if any, goes along)."""
         url = urlsplit(base_url)

@@ -95,6 +95,11 @@ class Lease:
         self._gone = asyncio.Event()
         self.failure: Exception | None = None
 
+    def go_on_from(self, earlier: Lease) -> None:
+        """Number calls, and count them and their tokens, where an ended lease of the same rollout stopped."""
+        self._index, self._answered = earlier._index, earlier._answered
+        self.generated_tokens = earlier.generated_tokens
+
     async def open(self) -> None:
         """Start to serve."""
         loop = asyncio.get_running_loop()
@@ -334,8 +339,11 @@ def _key_in(request: AgentRequest) -> str:
 
 def _wire(request: AgentRequest, body: JsonObject) -> Wire:
     path = PATHS[0] if request.path == COUNT_PATH else request.path
-    translated = wire_for(path, body, model=MODEL, id=secrets.token_hex(12), created=int(time.time()))
-    return translated or ChatWire(body, path.removeprefix("/v1"))
+    if path not in PATHS:
+        return ChatWire(body, path.removeprefix("/v1"))
+    wire = wire_for(path, body, model=MODEL, id=secrets.token_hex(12), created=int(time.time()))
+    assert wire is not None
+    return wire
 
 
 def _shaped(request: AgentRequest, status: int, body: bytes) -> bytes:

@@ -131,6 +131,15 @@ def chunk_of(data: bytes) -> Chunk | None:
         return None if value is None else _lenient(value)
 
 
+def chunks_of(events: list[bytes]) -> list[Chunk] | None:
+    """What these lines say, each `data: ` and an object; None where one is of another kind."""
+    try:
+        chunks = [_CHUNK.decode(event[6:]) for event in events if event.startswith(b"data: ")]
+    except (ValueError, RecursionError):
+        return None
+    return chunks if len(chunks) == len(events) else None
+
+
 def object_of(data: bytes) -> JsonObject | None:
     """A JSON object, read generously: lone surrogates and bad UTF-8 become U+FFFD; None where it is none."""
     try:

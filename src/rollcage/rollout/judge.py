@@ -55,8 +55,9 @@ async def judge(
     `changed`: the files of the workdir that the agent made or changed, where that is known.
     """
     task = job.task
-    if task.tests_tree:
-        await stage_tree(box, task.tests_tree, task.tests_dir, trees)
+    for tree in (task.tests_tree, *task.more_tests):
+        if tree:
+            await stage_tree(box, tree, task.tests_dir, trees)
     for path, text in task.tests.items():
         await box.write(resolve_box_path(path, task.tests_dir, top=task.top), text.encode())
     commands = list(task.verify)

@@ -66,19 +66,24 @@ def harbor_reward(left: Mapping[str, bytes | None]) -> Reward:
     """
     if PARTS in left:
         named = _parts(_plain(PARTS, left))
-        if "reward" in named:
-            return Reward(total=named["reward"], parts=named, source="reward_json")
-        if any(not 0 <= value <= 1 for value in named.values()):
-            raise ScoringError(
-                f"{PARTS} has several rewards ({', '.join(named)}) and none is called `reward`: not all are in [0, 1], "
-                "so that their mean would say nothing",
-                blame="task",
-            )
-        notice = f"the mean of {', '.join(named)}: {PARTS} has no `reward`"
-        return Reward(total=sum(named.values()) / len(named), parts=named, source="reward_json", notice=notice)
+        total, notice = reward_of_parts(named)
+        return Reward(total=total, parts=named, source="reward_json", notice=notice)
     if TEXT in left:
         return Reward(total=_number(_plain(TEXT, left)), source="reward_file")
     raise ScoringError(f"the verifier wrote neither {PARTS} nor {TEXT}: that is an error, and no 0")
+
+
+def reward_of_parts(named: Mapping[str, float]) -> tuple[float, str]:
+    """The total of several rewards, and what is to be known about it."""
+    if "reward" in named:
+        return named["reward"], ""
+    if any(not 0 <= value <= 1 for value in named.values()):
+        raise ScoringError(
+            f"{PARTS} has several rewards ({', '.join(named)}) and none is called `reward`: not all are in [0, 1], "
+            "so that their mean would say nothing",
+            blame="task",
+        )
+    return sum(named.values()) / len(named), f"the mean of {', '.join(named)}: {PARTS} has no `reward`"
 
 
 def _stated(

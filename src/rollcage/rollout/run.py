@@ -6,11 +6,11 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 
-from rollcage.agents.base import Agent, AgentContext, AgentExit, AsksNoModel
+from rollcage.agents.base import Agent, AgentContext, AgentExit, AsksNoModel, TaskBound
 from rollcage.agents.purposes import classifier_of
 from rollcage.environments.base import Environment, Environments, offered, ready
 from rollcage.errors import (
@@ -29,13 +29,15 @@ from rollcage.errors import (
 )
 from rollcage.events import AgentEnded, BoxOpened, Ended, Event, Scored, StageEnded, StageStarted, TurnEnded
 from rollcage.gateway import Gateway
+from rollcage.gateway.lease import Lease
 from rollcage.rollout.reward import combined
 from rollcage.rollout.setup import Trees, keep_trees, run_commands, stage_files, why_refused, with_uploaded_tests
+from rollcage.rollout.steps import earned_by_steps, falls_short, steps_of
 from rollcage.rollout.unseen import unseen_files
 from rollcage.rollout.verify import snapshot_for_verify, verify
 from rollcage.rollout.work import WorkKeeper
 from rollcage.sandboxes.base import InProcessSandbox, Provider, Sandbox
-from rollcage.types import NO_MODEL, Blame, Job, Limits, Outcome, Stage, Turn
+from rollcage.types import NO_MODEL, Blame, Job, Limits, Outcome, Reward, Stage, Turn
 
 GATEWAY_PORT = 7000
 """Where the agent finds its model, in every box."""
@@ -141,33 +143,71 @@ async def _rollout(job: Job, deps: RolloutDeps, log: Log, stages: Stages, name: 
             await log(BoxOpened(sandbox_id=box.id, backend=deps.provider.name, notes=box.notes))
             await stages.enter(Stage.SETUP)
             await set_up(job, box, log, deps.trees, remembered=True)
-            own = deps.agent.own_paths
-            async with snapshot_for_verify(job, box, own) as snapshot:
-                before_agent.deadline = math.inf
-                await stages.enter(Stage.AGENT)
-                began = time.time()
-                seconds = min(job.task.limits.agent_timeout_s, clock.until_reserve())
-                latest = anyio.current_time() + clock.until_reserve()
-                verdict = await work(job, deps, (box, environment), log, seconds=seconds, latest=latest, name=name)
-                await stages.enter(Stage.VERIFY)
-                seconds = min(job.task.limits.verify_timeout_s, clock.until_end())
-                async with unseen_files(job, box, own, log, since=began) as watched:
-                    found = await verify(
-                        with_uploaded_tests(job),
-                        box,
-                        deps.provider,
-                        watched,
-                        seconds=seconds,
-                        own=own,
-                        snapshot=snapshot,
-                        keeper=deps.work,
-                        trees=deps.trees,
-                    )
-                if reward := combined(await judged(job, environment, clock.until_end()), found):
-                    await log(Scored(reward=reward))
-                return verdict
+            return await _in_steps(job, deps, (box, environment), log, stages, (clock, before_agent), name)
     message = f"the agent had not started when {clock.limits.deadline_s:g} s less the scoring reserve were up"
     raise Failure(Outcome.TIMED_OUT, "timed_out", f"{message}; raise timeout_s")
+
+
+async def _in_steps(
+    job: Job,
+    deps: RolloutDeps,
+    place: tuple[Sandbox, Environment | None],
+    log: Log,
+    stages: Stages,
+    time_left: tuple[Clock, anyio.CancelScope],
+    name: str,
+) -> Ended:
+    """What follows once the box is set up: the agent works and is judged, once or step by step."""
+    box, environment = place
+    clock, before_agent = time_left
+    steps, own, trees = steps_of(job), deps.agent.own_paths, deps.trees
+    agents_s, ended, stopped, lease = job.task.limits.agent_timeout_s, Ended(outcome=Outcome.FINISHED), "", None
+    earned: list[tuple[str, Reward]] = []
+    for step in steps:
+        task = step.job.task
+        if step.job is not job:
+            # Not SETUP again: a rollout in that stage has sampled nothing, and may be begun anew after a crash.
+            if step is not steps[0]:
+                await stages.enter(Stage.AGENT)
+            await set_up(step.job, box, log, trees)
+            if isinstance(deps.agent, TaskBound):
+                deps = replace(deps, agent=deps.agent.bound_to(task))
+        async with snapshot_for_verify(step.job, box, own) as snapshot:
+            before_agent.deadline = math.inf
+            if step is steps[0]:
+                await stages.enter(Stage.AGENT)
+            began, started = time.time(), time.monotonic()
+            seconds = min(task.limits.agent_timeout_s, agents_s, clock.until_reserve())
+            latest = anyio.current_time() + clock.until_reserve()
+            verdict, lease = await work(
+                step.job, deps, place, log, seconds=seconds, latest=latest, name=name, after=lease
+            )
+            agents_s -= time.monotonic() - started
+            await stages.enter(Stage.VERIFY)
+            seconds = min(task.limits.verify_timeout_s, clock.until_end())
+            async with unseen_files(step.job, box, own, log, since=began) as watched:
+                found = await verify(
+                    with_uploaded_tests(step.job),
+                    box,
+                    deps.provider,
+                    watched,
+                    seconds=seconds,
+                    own=own,
+                    snapshot=snapshot,
+                    keeper=deps.work,
+                    trees=trees,
+                    goes_on=step is not steps[-1],
+                )
+        if found:
+            earned.append((step.name, found))
+        ended = verdict if ended.outcome is Outcome.FINISHED else ended
+        stopped = falls_short(found, step.min_reward) if step is not steps[-1] else ""
+        if stopped or verdict.outcome is Outcome.LIMIT_REACHED:
+            break
+    own_reward = earned_by_steps(earned, job.task.step_reward, stopped) if job.task.steps else found
+    if reward := combined(await judged(job, environment, clock.until_end()), own_reward):
+        await log(Scored(reward=reward))
+    return ended
 
 
 @asynccontextmanager
@@ -220,7 +260,8 @@ async def work(
     seconds: float,
     latest: float = math.inf,
     name: str,
-) -> Ended:
+    after: Lease | None = None,
+) -> tuple[Ended, Lease]:
     """The agent works, the gateway records. When this returns its processes are dead, its key and its tools void.
 
     Its `seconds` stand still while the gateway is paused and it waits for its model, but not beyond `latest`.
@@ -243,6 +284,7 @@ async def work(
             policy_version=job.policy_version,
             generation=deps.generation,
             classify=classifier_of(deps.agent),
+            after=after,
         ) as lease,
         offered(environment, box, log) as tools_url,
     ):
@@ -261,7 +303,7 @@ async def work(
     unasked = lease.turns == 0 and not lease.limit_reached and not isinstance(deps.agent, AsksNoModel)
     if unasked and ending is not None and ending.code == 0:
         raise Failure(Outcome.AGENT_FAILED, "no_model_call", _mute(ending, tail), blame=Blame.INFRASTRUCTURE)
-    return verdict_of(ending, lease.last_failure, limit=lease.limit_reached, silent=silent)
+    return verdict_of(ending, lease.last_failure, limit=lease.limit_reached, silent=silent), lease
 
 
 def stopwatch(scope: anyio.CancelScope, latest: float) -> Callable[[bool], None]:

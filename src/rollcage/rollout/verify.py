@@ -19,6 +19,7 @@ from rollcage.rollout.judge import judge
 from rollcage.rollout.misleading import notice_misleading, sourced_by
 from rollcage.rollout.patch import BEFORE, TESTS, TIMEOUT_S, patch_of, snapshot_workdir
 from rollcage.rollout.restore import Saved, restored_paths, saved_for_later
+from rollcage.rollout.separate import collect_state, verifiers_box
 from rollcage.rollout.setup import Trees
 from rollcage.rollout.work import TIMEOUT_S as WORK_TIMEOUT_S
 from rollcage.rollout.work import WorkKeeper, store_work
@@ -144,18 +145,26 @@ async def verify(
     snapshot: Snapshot = NOTHING,
     keeper: WorkKeeper | None = None,
     trees: Trees | None = None,
+    goes_on: bool = False,
 ) -> Reward | None:
     """Rewind or replace the box, stage the tests, run them in fresh processes; the reward they gave, if any.
 
     `own`: paths where the agent program keeps its own state; changes there are not worth a notice. `snapshot`:
     what `snapshot_for_verify` gave. `trees`: where the task's files are. `keeper`: where the work is stored,
-    as it is before anything judges it.
+    as it is before anything judges it. `goes_on`: the agent will work in the box again; what
+    verification did is undone.
     """
     if isinstance(box, InProcessSandbox):
         return None
     deadline = time.monotonic() + seconds
+    own_box = job.task.verifier_box
     try:
         with anyio.fail_after(seconds + GRACE_S):
+            if own_box:
+                await _take_stock(job.task, box, log, keeper, seconds / 4, snapshot.tests)
+                await collect_state(job, box, log)
+                async with verifiers_box(job, own_box, box, provider, log, seconds) as (clean, own_job):
+                    return await judge(own_job, clean, log, deadline, trees)
             if job.task.verify_in == "box" and isinstance(box, Rewindable):
                 await _rewind(job.task, box, log, own, snapshot.tests)
                 place: AbstractAsyncContextManager[Sandbox] = nullcontext(box)
@@ -165,7 +174,9 @@ async def verify(
                 place = _second_box(job, partial(copy_path, box, timeout_s=min(COPY_S, share)), provider, log, snapshot)
             async with place as clean:
                 changed = await _take_stock(job.task, clean, log, keeper, seconds / 4, snapshot.tests)
-                return await judge(job, clean, log, deadline, trees, changed)
+                await collect_state(job, clean, log)
+                async with _undone(clean) if goes_on else nullcontext():
+                    return await judge(job, clean, log, deadline, trees, changed)
     except TimeoutError:
         raise VerifierHung(f"verification had not ended after {seconds:g} s", blame="agent") from None
 
@@ -208,6 +219,18 @@ async def _take_stock(
     for stored in work:
         await log(stored)
     return patch.changed if patch else None
+
+
+@asynccontextmanager
+async def _undone(box: Sandbox) -> AsyncIterator[None]:
+    """What is done to a box in the block is gone after it: tests, rewards, the division between judge and judged."""
+    assert isinstance(box, Rewindable)  # boxes whose system can be written are
+    await box.checkpoint()
+    try:
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            await box.rewind(())
 
 
 async def _rewind(task: Task, box: Rewindable, log: Log, own: Sequence[str], tests: Sequence[str]) -> None:

@@ -62,7 +62,8 @@ class Registry:
         if isinstance(agent, InProcess):
             _check_no_box(job)
             provider = InProcessProvider()
-        provider.check(job.sandbox)
+        for spec in (job.sandbox, *(job.sandbox.for_verifier(box) for box in job.task.verifier_boxes)):
+            provider.check(spec)
         return RolloutDeps(
             provider=provider,
             agent=agent,

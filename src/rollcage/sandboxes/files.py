@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -155,25 +155,34 @@ def _untar(archive: CapturedOutput) -> tuple[dict[str, str], list[str]]:
     return files, binary
 
 
-async def copy_path(source: Sandbox, target: Sandbox, path: str, *, timeout_s: float = 60) -> None:
+async def copy_path(
+    source: Sandbox, target: Sandbox, path: str, *, timeout_s: float = 60, exclude: Sequence[str] = ()
+) -> None:
     """Copy a folder or file to the same place in another box; it is packed and unpacked inside the boxes.
 
-    NotCopied where that fails because of what it is; part of it may be in the other box then.
+    `exclude`: patterns of what is left out. NotCopied where that fails because of what it is; part of it may be in the
+    other box then.
     """
     # An agent may take its own rights away from what it made; it made it, so they can be given back. Whatever else it
     # did to the path (removed it, made it a link, a pipe) comes over as nothing.
     readable = """
         base=${1%/*} name=${1##*/}
+        base=${base:-/}
         for path in "$HOME" "$base"; do [ -L "$path" ] || chmod u+rwx -- "$path"; done
         [ -L "$1" ] || [ ! -d "$1" ] || chmod -R u+rwX -- "$1"
-        if [ ! -L "$1" ] && { [ -d "$1" ] || [ -f "$1" ]; }; then set -- "$name"; else set --; fi
-        exec tar --create --sparse --one-file-system --directory "$base" --file=- --files-from=/dev/null -- "$@"
+        if [ ! -L "$1" ] && { [ -d "$1" ] || [ -f "$1" ]; }; then names=("$name"); else names=(); fi
+        shift
+        exec tar --create --sparse --one-file-system "$@" --directory "$base" --file=- --files-from=/dev/null -- \\
+          "${names[@]}"
     """
-    pack = ["bash", "--noprofile", "--norc", "-c", readable, "pack", path]
+    left_out = [f"--exclude={pattern}" for pattern in exclude]
+    pack = ["bash", "--noprofile", "--norc", "-c", readable, "pack", path, *left_out]
     # An image may have brought something to the same place.
     script = """
-        rm -rf -- "$1" && mkdir -p -- "${1%/*}" || exit 1
-        exec tar --extract --no-same-owner --directory "${1%/*}" --file=-
+        base=${1%/*}
+        base=${base:-/}
+        rm -rf -- "$1" && mkdir -p -- "$base" || exit 1
+        exec tar --extract --no-same-owner --directory "$base" --file=-
     """
     unpack = ["bash", "--noprofile", "--norc", "-c", script, "unpack", path]
 

@@ -21,6 +21,7 @@ from rollcage.jobs import CallerJob, is_scripted, rebuild_job, to_job
 from rollcage.runner import Owners, Runner, StartOptions, orphans, recover
 from rollcage.runner.groups import TRAINED_KINDS
 from rollcage.runner.live import subscribe
+from rollcage.runner.runner import EventListener
 from rollcage.schema.errors import Stopping
 from rollcage.schema.fingerprint import check_same, fingerprint
 from rollcage.schema.request import RolloutRequest
@@ -38,7 +39,7 @@ from rollcage.store import Query, Store, Summary
 from rollcage.store.retention import file_bytes, size_of
 from rollcage.trajectory import MergeView, merge_view
 from rollcage.types import Endpoint, Job, Value
-from rollcage.wiring import opened_registry
+from rollcage.wiring import opened_registry, opened_traces
 
 if TYPE_CHECKING:
     from rollcage.simulators import ScriptedModel
@@ -101,6 +102,7 @@ class Service(LogReader):
         """Rollouts that belong together."""
         self.batches = BatchService(self, tasks)
         """Whole task sets."""
+        self._traces: EventListener = lambda rollout_id, event: None
         runner.on_event = self._on_event
 
     @classmethod
@@ -123,6 +125,7 @@ class Service(LogReader):
         async with (
             Store.open(settings.log_path) as store,
             opened_registry(settings, warm=warm, local=False) as backends,
+            opened_traces(settings, store) as on_event,
             anyio.create_task_group() as tasks,
             # Before the runner, so that it outlives the rollouts.
             AsyncExitStack() as stack,
@@ -131,6 +134,7 @@ class Service(LogReader):
             service = cls(settings, store, runner, tasks, limits)
             service.environments = RemoteEnvironments(backends.environments, environments or {}, settings, tasks)
             service.agents = backends.agents
+            service._traces = on_event
             service._stack = stack
             tasks.start_soon(service._look_after, callers or {})
             try:
@@ -326,6 +330,7 @@ class Service(LogReader):
 
     def _on_event(self, rollout_id: str, event: Event) -> None:
         self.metrics.on_event(rollout_id, event)
+        self._traces(rollout_id, event)
         if isinstance(event, Queued) and event.job.model.kind == "scripted":
             self._scripts[rollout_id] = event.job.model
         elif isinstance(event, Ended):

@@ -17,9 +17,10 @@ from pydantic import ValidationError
 from rollcage.errors import LogDamaged, RollcageError, StoreError, UnknownRollout
 from rollcage.events import EVENT, Entry, Event, Queued, TurnEnded
 from rollcage.json_safe import json_safe
-from rollcage.store.packing import Blob, Codec, Damaged, pack, unpack
+from rollcage.store.packing import ROWS, Blob, Codec, Columns, Damaged, Nested, Plain, pack, unpack
 from rollcage.store.summaries import check_claims, summarise
 from rollcage.store.upcast import VERSION, upcast
+from rollcage.types import Token, TokenColumns
 
 BUSY_S = 30.0
 """How long a writer waits for the other processes' turns."""
@@ -394,12 +395,21 @@ class Inserter:
 
 
 def _plain(event: Event) -> dict[str, Any]:
-    """The event as what JSON knows. Tokens go as they are: the packer takes tuples for lists, and they are many."""
+    """The event as what JSON knows, but for tokens: they are many, and go as the columns that they are."""
     if not isinstance(event, TurnEnded):
         return event.model_dump(mode="json")
-    plain = event.model_dump(mode="json", exclude={"turn": {"tokens"}})
-    plain["turn"]["tokens"] = event.turn.tokens
-    return plain
+    turn = event.turn
+    history = turn.history and turn.history.model_dump(mode="json")
+    own = {**turn.__dict__, "purpose": turn.purpose.value, "history": history}
+    own |= {"prompt_ids": Plain(turn.prompt_ids), "tokens": _columns(turn.tokens)}
+    return {"kind": event.kind, "turn": own}
+
+
+def _columns(tokens: Sequence[Token]) -> Sequence[Token] | Columns:
+    if not isinstance(tokens, TokenColumns) or len(tokens) < ROWS:
+        return tuple(tokens)
+    top = Columns((Plain(tokens.top_texts), Plain(tokens.top_ids), tokens.top_logprobs))
+    return Columns((Plain(tokens.texts), Plain(tokens.ids), tokens.logprobs, Nested(tokens.counts, top)))
 
 
 def _check(rollout_id: str, event: Event, last_kind: str | None) -> None:

@@ -67,14 +67,14 @@ def summarise(connection: sqlite3.Connection, entry: Entry) -> None:
             counted = turn.usage.get("completion_tokens")
             tokens = len(turn.tokens) or (counted if isinstance(counted, int) and 0 <= counted < 1 << 40 else 0)
             trainable = len(turn.tokens) if turn.trainable and turn.purpose in POLICY else 0
-            connection.execute(
-                "UPDATE rollouts SET turns = turns + 1, tokens = tokens + ?, trainable_tokens = trainable_tokens + ?,"
-                " policy_version = CASE WHEN turns THEN policy_version ELSE ? END WHERE id = ?",
-                (tokens, trainable, _storable(turn.policy_version), key),
-            )
             asked = turn.usage.get("prompt_tokens")
             prompt = asked if isinstance(asked, int) and 0 <= asked < 1 << 40 else len(turn.prompt_ids)
-            connection.execute("UPDATE rollouts SET prompt_tokens = prompt_tokens + ? WHERE id = ?", (prompt, key))
+            connection.execute(
+                "UPDATE rollouts SET turns = turns + 1, tokens = tokens + ?, trainable_tokens = trainable_tokens + ?,"
+                " policy_version = CASE WHEN turns THEN policy_version ELSE ? END, prompt_tokens = prompt_tokens + ?"
+                " WHERE id = ?",
+                (tokens, trainable, _storable(turn.policy_version), prompt, key),
+            )
         case Scored(reward=reward):
             connection.execute("UPDATE rollouts SET reward = ? WHERE id = ?", (reward.total, key))
         case Ended(outcome=outcome, error=error, blame=blame):

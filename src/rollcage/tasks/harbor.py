@@ -3,20 +3,31 @@ by name. The older task.yaml of Terminal-Bench 1 is read, too."""
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
-from typing import Any, Literal
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from rollcage.errors import TaskError
 from rollcage.tasks.files import TaskFile, text_of
+from rollcage.tasks.harbor_config import (
+    ArtifactTable,
+    Config,
+    Environment,
+    Healthcheck,
+    OldConfig,
+    StepTable,
+    Verifier,
+    unknown_in,
+)
 from rollcage.tasks.trees import tree_of
-from rollcage.types import JsonObject, Limits, SandboxSpec, Task
+from rollcage.types import SYSTEM_OWN, JsonObject, Limits, SandboxSpec, Task
 
 CONFIG, OLD_CONFIG = "task.toml", "task.yaml"
 NAME = "harbor"
@@ -27,111 +38,16 @@ _WORKDIR = "/app"
 _CANARY = re.compile(r"^\s*(<!--|#|//)?.*\bcanary\b.*$", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _ROOT = (None, "", "root", 0, "0")
-_HEALTHCHECK = """sleep {start}; for try in $(seq {tries}); do
-  timeout {timeout} bash -c {command} && exit 0; sleep {pause}
-done; echo 'the healthcheck of [environment] never passed' >&2; exit 1"""
-
-
-class _Table(BaseModel):
-    """A table of task.toml: what we know of it; the rest is listed and ignored."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-
-class Healthcheck(_Table):
-    """`[environment.healthcheck]`: asked before the agent starts."""
-
-    command: str
-    interval_sec: float = 5
-    timeout_sec: float = 30
-    start_period_sec: float = 0
-    start_interval_sec: float = 5
-    retries: int = 3
-
-
-class Environment(_Table):
-    """`[environment]`."""
-
-    build_timeout_sec: float = 600
-    docker_image: str | None = None
-    os: str = "linux"
-    cpus: float | None = None
-    memory_mb: int | None = None
-    storage_mb: int | None = None
-    memory: str | None = None
-    storage: str | None = None
-    gpus: int | None = 0
-    gpu_types: list[str] | None = None
-    tpu: object = None
-    mcp_servers: list[JsonObject] = []
-    env: dict[str, str] = {}
-    skills_dir: str | None = None
-    healthcheck: Healthcheck | None = None
-    workdir: str | None = None
-    network_mode: Literal["public", "no-network", "allowlist"] | None = None
-    allowed_hosts: list[str] = []
-    allow_internet: bool | None = None
-
-
-class AgentTable(_Table):
-    """`[agent]`."""
-
-    timeout_sec: float | None = None
-    user: str | int | None = None
-    network_mode: str | None = None
-    allowed_hosts: list[str] = []
-
-
-class Verifier(_Table):
-    """`[verifier]`."""
-
-    timeout_sec: float = 600
-    env: dict[str, str] = {}
-    user: str | int | None = None
-    network_mode: str | None = None
-    allowed_hosts: list[str] = []
-    environment_mode: str | None = None
-    environment: JsonObject | None = None
-    collect: list[JsonObject] = []
-
-
-class Solution(_Table):
-    """`[solution]`."""
-
-    env: dict[str, str] = {}
-
-
-class Config(_Table):
-    """task.toml."""
-
-    schema_version: str | None = None
-    version: str | None = None
-    task: JsonObject = {}
-    metadata: JsonObject = {}
-    environment: Environment = Environment()
-    agent: AgentTable = AgentTable()
-    verifier: Verifier = Verifier()
-    solution: Solution = Solution()
-    artifacts: list[object] = []
-    steps: list[JsonObject] = []
-    multi_step_reward_strategy: str | None = None
-    source: object = None
-
-
-class OldConfig(_Table):
-    """task.yaml."""
-
-    instruction: str
-    max_agent_timeout_sec: float = Field(default=600, gt=0)
-    max_test_timeout_sec: float = Field(default=300, gt=0)
-    parser_name: str = "pytest"
-    run_tests_in_same_shell: bool = False
-    disable_asciinema: bool = False
-    author_name: object = None
-    author_email: object = None
-    difficulty: object = None
-    category: object = None
-    tags: object = None
+_STEP_NAME = re.compile(r"(?!\.{1,2}$)[^/\x00-\x1f]{1,200}")
+_VERIFY_S = 600.0
+_ARTIFACTS = "/logs/artifacts"
+"""What every verifier with a box of its own gets of the agent's."""
+_JUDGES_OWN = (*SYSTEM_OWN, "/tests", "/logs/verifier")
+_HEALTHCHECK = """failed=0; while true; do
+  timeout {timeout} bash -c {command} && exit 0
+  if [ $SECONDS -lt {start} ]; then sleep {early}; continue; fi
+  failed=$((failed + 1)); [ $failed -lt {tries} ] || break; sleep {pause}
+done; echo 'the healthcheck of {where} never passed' >&2; exit 1"""
 
 
 def is_folder_task(folder: Path) -> bool:
@@ -173,52 +89,144 @@ class _Reader:
         self._folder = folder
         self._problems: list[str] = []
         self._notices: list[str] = []
+        self._workdir = _WORKDIR
+        self._text = ""
 
     def read(self) -> TaskFile:
         place = self._folder / CONFIG
+        text = self._text = text_of(place, str(place))
         try:
-            data = tomllib.loads(text_of(place, str(place)))
-            config = Config.model_validate(data)
+            config = Config.model_validate(tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
             raise TaskError(f"{place}: is no valid TOML: {error}") from error
         except ValidationError as error:
-            raise TaskError(_complaints(place, error)) from error
-        self._unknown(place, config)
+            raise TaskError(_complaints(place, error, text)) from error
+        if unknown := list(unknown_in(config)):
+            self._notices.append(f"{place}: unknown and ignored: {', '.join(unknown)}")
         self._refuse(place, config)
-        instruction = self._instruction()
-        tests = self._needed("tests/test.sh", "the verifier")
         environment = config.environment
-        limits = Limits(
-            agent_timeout_s=config.agent.timeout_sec or Limits().agent_timeout_s,
-            verify_timeout_s=config.verifier.timeout_sec,
-        )
-        solved = (self._folder / "solution" / "solve.sh").is_file()
-        env = self._values("environment.env", environment.env)
-        healthcheck = environment.healthcheck
-        task: JsonObject = {
-            "instruction": instruction,
-            "setup": (_waiting(healthcheck),) if healthcheck else (),
-            "tests_tree": self._tree("tests") if tests else None,
-            "verify": ("chmod +x /tests/test.sh && { /tests/test.sh; exit 0; }",),
-            "reward_from": "harbor",
-            "verify_env": self._values("verifier.env", config.verifier.env),
-            "solution_tree": self._tree("solution") if solved else None,
-            "solution_script": _solving(self._values("solution.env", config.solution.env)) if solved else "",
-            "limits": limits,
-        }
         context = self._folder / "environment"
-        workdir = environment.workdir or self._workdir(context / "Dockerfile")
-        template = self._template(context, environment.docker_image)
+        self._workdir = environment.workdir or self._last_workdir(context / "Dockerfile")
+        checks = (_waiting(environment.healthcheck, "[environment]"),) if environment.healthcheck else ()
+        task = self._in_steps(config) if config.steps else self._piece(config)
+        task["setup"] = (*checks, *task.get("setup", ()))
         sandbox = SandboxSpec(
-            template=template,
+            template=self._template(context, environment.docker_image),
             disk_mb=environment.storage_mb or _megabytes(environment.storage) or DISK_MB,
             memory_mb=max(64, environment.memory_mb or _megabytes(environment.memory) or SandboxSpec().memory_mb),
             cpus=environment.cpus,
-            env=env,
+            env=self._values("environment.env", environment.env),
             verify_hosts=tuple(config.verifier.allowed_hosts) if config.verifier.network_mode == "allowlist" else (),
         )
         name = str(config.task.get("name") or self._folder.resolve().name)
-        return self._made(name, task, workdir, sandbox)
+        return self._made(name, task, sandbox)
+
+    def _piece(self, config: Config, step: StepTable | None = None) -> JsonObject:
+        """What is asked and how it is judged: of a task, or of one of its steps."""
+        below = f"steps/{step.name}/" if step else ""
+        agent_s = (step.agent.timeout_sec if step else None) or config.agent.timeout_sec
+        verify_s = (step.verifier.timeout_sec if step else None) or config.verifier.timeout_sec
+        limits = Limits(agent_timeout_s=agent_s or Limits().agent_timeout_s, verify_timeout_s=verify_s or _VERIFY_S)
+        given = {**config.verifier.env, **(step.verifier.env if step else {})}
+        collect = [*config.verifier.collect, *(step.verifier.collect if step else ())]
+        piece: JsonObject = {
+            "instruction": self._instruction(below),
+            "verify": ("chmod +x /tests/test.sh && { /tests/test.sh; exit 0; }",),
+            "reward_from": "harbor",
+            "verify_env": self._values("verifier.env", given),
+            "collect": tuple({"command": each.command, "timeout_s": each.timeout_sec} for each in collect),
+            "limits": limits,
+            **self._judge(config, step, below),
+        }
+        solutions = [name for name in (f"{below}solution", "solution") if (self._folder / name / "solve.sh").is_file()]
+        if solutions:
+            piece["solution_tree"] = self._tree(solutions[0])
+            piece["solution_script"] = _solving(self._values("solution.env", config.solution.env))
+        if step:
+            files = self._folder / below / "workdir"
+            piece["trees"] = {".": self._tree(f"{below}workdir")} if files.is_dir() else {}
+            ready = (_waiting(step.healthcheck, f"the step {step.name}"),) if step.healthcheck else ()
+            piece["setup"] = (*(("bash ./setup.sh",) if (files / "setup.sh").is_file() else ()), *ready)
+        return piece
+
+    def _judge(self, config: Config, step: StepTable | None, below: str) -> JsonObject:
+        """The tests, and the verifier's own box where it has one."""
+        said = step.verifier.separate if step else None
+        separate = config.verifier.separate if said is None else said
+        box = self._verifier_box(config, step, below) if separate else None
+        if box and box["has_tests"]:
+            return {"verifier_box": box}
+        names = dict.fromkeys(("tests", f"{below}tests"))
+        if not any((self._folder / name / "test.sh").is_file() for name in names):
+            self._needed(f"{below}tests/test.sh", "the verifier")
+            return {}
+        trees = [self._tree(name) for name in names if (self._folder / name).is_dir()]
+        return {"tests_tree": trees[0], "more_tests": tuple(trees[1:]), "verifier_box": box}
+
+    def _verifier_box(self, config: Config, step: StepTable | None, below: str) -> JsonObject:
+        tables: list[tuple[Verifier, Path]] = [(config.verifier, self._folder / "tests")]
+        if step:
+            tables.insert(0, (step.verifier, self._folder / below / "tests"))
+        resources = next((each.environment for each, _ in tables if each.environment), config.environment)
+        template, has_tests, workdir = (
+            self._template(self._folder / "environment", config.environment.docker_image),
+            0,
+            "",
+        )
+        for table, context in tables:
+            image = table.environment.docker_image if table.environment else None
+            self._compose(context / "docker-compose.yaml")
+            if image or (context / "Dockerfile").is_file():
+                template = template_of(image) if image else self._image(context)
+                has_tests, workdir = 1, self._last_workdir(context / "Dockerfile")
+                break
+        return {
+            "template": template,
+            "has_tests": bool(has_tests),
+            "workdir": resources.workdir or workdir or self._workdir,
+            "env": self._values("verifier.environment.env", resources.env),
+            "memory_mb": resources.memory_mb or _megabytes(resources.memory),
+            "disk_mb": resources.storage_mb or _megabytes(resources.storage),
+            "cpus": resources.cpus,
+            "artifacts": self._artifacts([*config.artifacts, *(step.artifacts if step else ())]),
+        }
+
+    def _artifacts(self, given: Sequence[str | ArtifactTable]) -> tuple[JsonObject, ...]:
+        found: dict[str, JsonObject] = {_ARTIFACTS: {"source": _ARTIFACTS}}
+        for each in given:
+            entry = ArtifactTable(source=each) if isinstance(each, str) else each
+            source = PurePosixPath(self._workdir, entry.source)
+            taken = [place for place in _JUDGES_OWN if source.is_relative_to(place) or _holds(source, place)]
+            if ".." in source.parts or taken:
+                why = f"{taken[0]} is the box's or the verifier's own" if taken else "`..` leads elsewhere"
+                self._problems.append(f"{self._at('artifacts')}: artifacts: {entry.source!r} is not taken: {why}")
+            if entry.service not in (None, "main"):
+                self._problems.append(
+                    f"{self._at('artifacts')}: artifacts: of the service {entry.service!r}; one box is one"
+                )
+            found[str(source)] = {"source": str(source), "exclude": tuple(entry.exclude)}
+        return tuple(found.values())
+
+    def _in_steps(self, config: Config) -> JsonObject:
+        """Several pieces, and what holds for all of them."""
+        steps: list[JsonObject] = []
+        for step in config.steps:
+            if not _STEP_NAME.fullmatch(step.name) or any(step.name == each["name"] for each in steps):
+                self._problems.append(f"{self._at('steps')}: steps: {step.name!r} is no name of one folder, used once")
+                continue
+            least = {"reward": step.min_reward} if isinstance(step.min_reward, float | int) else step.min_reward or {}
+            whole = {**self._piece(config, step), **self._system(f"{self._folder.name}/{step.name}")}
+            steps.append({"name": step.name, "task": whole, "min_reward": least})
+        limits = [step["task"]["limits"] for step in steps]
+        return {
+            "instruction": "\n\n".join(f"# {step['name']}\n\n{step['task']['instruction']}" for step in steps),
+            "steps": tuple(steps),
+            "step_reward": config.multi_step_reward_strategy or "mean",
+            "limits": Limits(
+                agent_timeout_s=sum(each.agent_timeout_s for each in limits) or 1,
+                verify_timeout_s=sum(each.verify_timeout_s for each in limits) or 1,
+            ),
+        }
 
     def read_old(self) -> TaskFile:
         place = self._folder / OLD_CONFIG
@@ -250,59 +258,64 @@ class _Reader:
             ),
         }
         sandbox = SandboxSpec(template=self._template(self._folder, None), disk_mb=DISK_MB)
-        workdir = self._workdir(self._folder / "Dockerfile")
-        return self._made(self._folder.resolve().name, task, workdir, sandbox)
+        self._workdir = self._last_workdir(self._folder / "Dockerfile")
+        return self._made(self._folder.resolve().name, task, sandbox)
 
-    def _made(self, name: str, task: JsonObject, workdir: str, sandbox: SandboxSpec) -> TaskFile:
+    def _system(self, name: str) -> JsonObject:
+        """Harbor's verifier sees everything as the agent left it. What differs from our own tasks stands in the log."""
+        paths = {"paths": "system", "workdir": self._workdir, "keep": ("/",), "restore": (), "seal_tests": False}
+        return {"id": name[:200], **paths}
+
+    def _made(self, name: str, task: JsonObject, sandbox: SandboxSpec) -> TaskFile:
         if self._problems:
             raise TaskError("\n".join(dict.fromkeys(self._problems)))
-        # Harbor's verifier sees everything as the agent left it. What differs from our own tasks stands in the log.
-        whole = {"id": name[:200], "paths": "system", "workdir": workdir, "keep": ("/",), "restore": (), **task}
         try:
-            made = Task.model_validate({**whole, "seal_tests": False})
+            made = Task.model_validate({**self._system(name), **task})
         except ValidationError as error:
             raise TaskError(_complaints(self._folder, error)) from error
         return TaskFile(path=self._folder, task=made, sandbox=sandbox, notices=tuple(self._notices))
 
-    def _unknown(self, place: Path, config: Config) -> None:
-        tables: dict[str, _Table | None] = {
-            "": config,
-            "environment.": config.environment,
-            "agent.": config.agent,
-            "verifier.": config.verifier,
-            "solution.": config.solution,
-            "environment.healthcheck.": config.environment.healthcheck,
-        }
-        names = [f"{prefix}{name}" for prefix, table in tables.items() for name in (table and table.model_extra) or ()]
-        if names:
-            self._notices.append(f"{place}: unknown and ignored: {', '.join(names)}")
-
     def _refuse(self, place: Path, config: Config) -> None:
         environment, verifier = config.environment, config.verifier
-        separate = verifier.environment_mode == "separate" or verifier.environment is not None
-        separate = separate or (self._folder / "tests" / "Dockerfile").exists()
         version = config.schema_version or config.version
         known = version is None or re.fullmatch(r"1(\.[0-4])?", str(version))
         wrong = {
             f"schema_version {version!r} is not known here; 1.0 to 1.4 are": not known,
-            f"environment.os = {environment.os!r}: boxes are linux": environment.os != "linux",
-            f"environment.gpus = {environment.gpus}: boxes have no GPU": bool(environment.gpus),
-            "environment.tpu: boxes have no TPU": bool(environment.tpu),
             "environment.mcp_servers: servers beside the box are not started here": bool(environment.mcp_servers),
-            "verifier.environment_mode = separate: a verifier with an image of its own is not run here": separate,
-            "verifier.collect: it goes with a separate verifier, which is not run here": bool(verifier.collect),
-            "steps: tasks of several steps are not run here": bool(config.steps),
-            f"agent.user = {config.agent.user!r}: commands see themselves as root": config.agent.user not in _ROOT,
-            f"verifier.user = {verifier.user!r}: commands see themselves as root": verifier.user not in _ROOT,
         }
-        self._problems += [f"{place}: {what}" for what, so in wrong.items() if so]
+        verifiers = {"verifier": verifier, **{f"steps.{step.name}.verifier": step.verifier for step in config.steps}}
+        agents = {"agent": config.agent, **{f"steps.{step.name}.agent": step.agent for step in config.steps}}
+        users = {name: each.user for tables in (agents, verifiers) for name, each in tables.items()}
+        for name, user in users.items():
+            wrong[f"{name}.user = {user!r}: a box has one user, who is root in it"] = user not in _ROOT
+        for name, table in verifiers.items():
+            wrong[f"{name}.environment goes with environment_mode = separate, which is not said"] = (
+                table.environment is not None and not table.separate
+            )
+            for hook in table.collect:
+                wrong[f"{name}.collect: of the service {hook.service!r}; one box is one"] = hook.service != "main"
+                wrong[f"{name}.collect: user = {hook.user!r}: a box has one user"] = hook.user not in _ROOT
+        boxes = {f"{name}.environment": table.environment for name, table in verifiers.items()}
+        for name, box in {"environment": environment, **boxes}.items():
+            wrong |= _beyond_a_box(name, box) if box else {}
+        self._problems += [f"{self._at(what)}: {what}" for what, so in wrong.items() if so]
         self._compose(self._folder / "environment" / "docker-compose.yaml")
         if environment.network_mode in (None, "public") and environment.allow_internet is not False:
             self._notices.append(f"{place}: the agent has no network here, where Harbor would give it one")
+        if environment.network_mode == "allowlist" or config.agent.allowed_hosts:
+            self._notices.append(
+                f"{place}: the agent has no network here; allowed_hosts of [environment], [agent] are ignored"
+            )
         if environment.skills_dir:
             self._notices.append(f"{place}: environment.skills_dir is ignored")
-        if config.artifacts:
-            self._notices.append(f"{place}: artifacts are not collected; the verifier sees everything anyhow")
+        if config.artifacts and not any(table.separate for table in verifiers.values()):
+            self._notices.append(f"{place}: artifacts are not taken out; the verifier sees everything anyhow")
+
+    def _at(self, what: str) -> str:
+        """The file, and the line of the field that a complaint begins with."""
+        found = re.match(r"[\w.]+", what)
+        line = line_of(self._text, found[0].split(".")) if found else 0
+        return f"{self._folder / CONFIG}{f':{line}' if line else ''}"
 
     def _compose(self, path: Path) -> None:
         if not path.exists():
@@ -312,8 +325,8 @@ class _Reader:
         if len(names) != 1:
             self._problems.append(f"{path}: has the services {', '.join(map(str, names)) or 'none'}; one box is one")
 
-    def _instruction(self) -> str:
-        path = self._needed("instruction.md", "what the agent is asked")
+    def _instruction(self, below: str = "") -> str:
+        path = self._needed(f"{below}instruction.md", "what the agent is asked")
         text = strip_canary(text_of(path, str(path))) if path else "-"
         if not text.strip():
             self._problems.append(f"{path}: says nothing")
@@ -340,21 +353,24 @@ class _Reader:
         def filled(found: re.Match[str]) -> str:
             if found[2] is None:
                 why = f"{found[0]} is taken from the machine's environment, which no box gets"
-                self._problems.append(f"{self._folder / CONFIG}: {where}: {why}")
+                self._problems.append(f"{self._at(where)}: {where}: {why}")
             return found[2] or ""
 
         return {name: _VARIABLE.sub(filled, value) for name, value in given.items()}
 
     def _template(self, context: Path, docker_image: str | None) -> str:
         if (context / "Dockerfile").is_file():
-            try:
-                return image_name(context)
-            except TaskError as error:
-                self._problems.append(str(error))
-                return ""
-        return template_of(docker_image or "")
+            return self._image(context)
+        return template_of(docker_image) if docker_image else ""
 
-    def _workdir(self, dockerfile: Path) -> str:
+    def _image(self, context: Path) -> str:
+        try:
+            return image_name(context)
+        except TaskError as error:
+            self._problems.append(str(error))
+            return ""
+
+    def _last_workdir(self, dockerfile: Path) -> str:
         """The last WORKDIR of a Dockerfile."""
         found = _WORKDIR
         if not dockerfile.is_file():
@@ -375,14 +391,29 @@ def _solving(env: Mapping[str, str]) -> str:
     return f"{given}bash /solution/solve.sh"
 
 
-def _waiting(check: Healthcheck) -> str:
+def _waiting(check: Healthcheck, where: str) -> str:
     return _HEALTHCHECK.format(
-        start=check.start_period_sec,
+        start=math.ceil(check.start_period_sec),
+        early=check.start_interval_sec,
         tries=max(1, check.retries),
         timeout=check.timeout_sec,
         command=shlex.quote(check.command),
         pause=check.interval_sec,
+        where=where.replace("'", ""),
     )
+
+
+def _beyond_a_box(name: str, environment: Environment) -> dict[str, bool]:
+    """What an environment may ask for that no box here has."""
+    return {
+        f"{name}.os = {environment.os!r}: boxes are linux": environment.os != "linux",
+        f"{name}.gpus = {environment.gpus}: boxes have no GPU": bool(environment.gpus),
+        f"{name}.tpu: boxes have no TPU": bool(environment.tpu),
+    }
+
+
+def _holds(folder: PurePosixPath, place: str) -> bool:
+    return PurePosixPath(place).is_relative_to(folder)
 
 
 def _megabytes(text: str | None) -> int | None:
@@ -408,9 +439,29 @@ def _yaml(path: Path) -> dict[str, Any]:
     return data
 
 
-def _complaints(place: Path, error: ValidationError) -> str:
+def _complaints(place: Path, error: ValidationError, text: str = "") -> str:
     lines = []
     for each in error.errors(include_url=False):
         said = str(each.get("ctx", {}).get("error", each["msg"]))
-        lines.append(f"{place}: {'.'.join(map(str, each['loc']))}: {said}")
+        line = line_of(text, [str(part) for part in each["loc"]])
+        lines.append(f"{place}{f':{line}' if line else ''}: {'.'.join(map(str, each['loc']))}: {said}")
     return "\n".join(lines)
+
+
+def line_of(text: str, path: Sequence[str]) -> int:
+    """The line of a TOML file that says what a path of keys names, or the nearest table above it; 0 where none does."""
+    wanted = [part for part in path if not part.isdigit()]
+    table: list[str] = []
+    best, found = 0, 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if head := re.match(r"\s*\[+\s*([^\]]+?)\s*\]", line):
+            table = [part.strip(" \"'") for part in head[1].split(".")]
+            key: list[str] = []
+        elif pair := re.match(r"\s*([\w.\"'-]+)\s*=", line):
+            key = [part.strip("\"'") for part in pair[1].split(".")]
+        else:
+            continue
+        said = [*table, *key]
+        if len(said) > best and said == wanted[: len(said)]:
+            best, found = len(said), number
+    return found

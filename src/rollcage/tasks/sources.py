@@ -56,15 +56,23 @@ class SourcedTask(Value):
         texts = (*task.files.values(), *task.tests.values(), task.test_script)
         return sum(len(text.encode()) for text in texts) + sum(tree.size for tree in task.all_trees)
 
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The images that its boxes are made of, the agent's first."""
+        if self.file is None:
+            return ()
+        boxes = (self.file.sandbox.template, *(box.template for box in self.file.task.verifier_boxes))
+        return tuple(dict.fromkeys(filter(None, boxes)))
+
     def why_not(self, has_image: Callable[[str], bool]) -> str:
         """Why it cannot run on a machine that has these images; empty where it can."""
         if self.file is None or self.problem:
             return self.problem or "it cannot be read"
-        template = self.file.sandbox.template
-        if self.file.sandbox.backend == SandboxSpec().backend and template and not has_image(template):
-            return f"there is no image {template!r} here" + (
-                f"; rollcage image build {self.where}" if template.startswith(f"{HARBOR}-") else ""
-            )
+        for template in self.images if self.file.sandbox.backend == SandboxSpec().backend else ():
+            if not has_image(template):
+                return f"there is no image {template!r} here" + (
+                    f"; rollcage image build {self.where}" if template.startswith(f"{HARBOR}-") else ""
+                )
         return ""
 
 

@@ -163,6 +163,8 @@ class UsageFilter:
         """The events that are complete with this portion, without the ones that only count."""
         if data.find(b"\n") == len(data) - 2 and data.endswith(b"\n\n") and b'"choices":[{' in data and not self._rest:
             return data  # one event with a choice, as nearly all are
+        if not self._rest and data.endswith(b"\n\n") and not _may_count(data):
+            return data  # several that came together
         # Joined only when an event ends: one of many megabytes costs no more than its length.
         near = self._tail + data
         end = max((at + len(gap) for gap in (b"\n\n", b"\r\n\r\n") if (at := near.rfind(gap)) >= 0), default=0)

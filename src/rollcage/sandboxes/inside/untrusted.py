@@ -1,8 +1,8 @@
 """Runs a command as the judged: apart from the tests, the reward and the processes of whoever asks for it.
 
-In a verifier: `untrusted [--timeout S] [--max-output N[K|M|G]] [--scratch] [--no-net] [--] CMD...`, or in Python
-`from untrusted import run`. Exit codes are the command's own; 124: its time ran out, 153: it printed more than it may,
-125 with a sentence: it was not started.
+In a verifier: `untrusted [--timeout S] [--max-output N[K|M|G]] [--scratch] [--no-net] [--stdin] [--] CMD...`, or in
+Python `from untrusted import run`. Exit codes are the command's own; 124: its time ran out, 153: it printed
+more than it may, 125 with a sentence: it was not started.
 
 Started anew for each command, so it imports little. Standard library only, for Python 3.8 and later.
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 import _socket
 import os
 import sys
-from select import POLLIN, POLLOUT, poll
-from stat import S_ISREG
+from select import POLLHUP, POLLIN, POLLOUT, poll
+from stat import S_ISFIFO, S_ISREG, S_ISSOCK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ _CHUNK = 1 << 16
 _TOO_MANY_ON_THEIR_WAY, _PATIENCE = 109, 500
 """ETOOMANYREFS passes; so often it is tried again, every 10 ms."""
 TIMED_OUT, NOT_STARTED, TOO_MUCH = 124, 125, 153
-USAGE = "usage: untrusted [--timeout S] [--max-output N[K|M|G]] [--scratch] [--no-net] [--] CMD..."
+USAGE = "usage: untrusted [--timeout S] [--max-output N[K|M|G]] [--scratch] [--no-net] [--stdin] [--] CMD..."
+SHARED = "untrusted: the verifier reads this input itself, so the command gets none (--stdin hands it over)\n"
 
 
 class NotStarted(Exception):
@@ -251,6 +252,7 @@ def _size(text: str) -> int:
 
 def _options(words: list[str]) -> dict[str, Any]:
     options: dict[str, Any] = {"timeout": None, "max_output": MAX_OUTPUT, "scratch": False, "network": True}
+    options["stdin"] = False
     while words and words[0].startswith("-"):
         word = words.pop(0)
         name, _, value = word.partition("=")
@@ -260,6 +262,8 @@ def _options(words: list[str]) -> dict[str, Any]:
             options["scratch"] = True
         elif word == "--no-net":
             options["network"] = False
+        elif word == "--stdin":
+            options["stdin"] = True
         elif name == "--timeout":
             options["timeout"] = float(value or words.pop(0))
         elif name == "--max-output":
@@ -272,6 +276,38 @@ def _options(words: list[str]) -> dict[str, Any]:
 def _same(one: int, other: int) -> bool:
     a, b = os.fstat(one), os.fstat(other)
     return (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
+
+
+def _is_over(pipe: int) -> bool:
+    """Whether nothing is left in it, and nobody can write more."""
+    wait = poll()
+    wait.register(pipe, POLLIN)
+    return any(event & POLLHUP and not event & POLLIN for _, event in wait.poll(0))
+
+
+def _judge_reads_it() -> bool:
+    """Whether standard input is what the verifier itself is reading: the list of its loop, with all that it expects.
+
+    So it is where a file was read from already, or a pipe is the standard input of whoever started us, too.
+    """
+    mode = os.fstat(0).st_mode
+    if S_ISREG(mode):
+        if not os.lseek(0, 0, os.SEEK_CUR):
+            return False
+    elif not (S_ISFIFO(mode) or S_ISSOCK(mode)) or _is_over(0):
+        return False
+    starter = os.getppid()
+    while True:
+        try:
+            with open(f"/proc/{starter}/stat", "rb") as file:
+                name, _, rest = file.read().partition(b"(")[2].rpartition(b")")
+            theirs = os.stat(f"/proc/{starter}/fd/0")
+        except OSError:
+            return False
+        if name != b"timeout":  # it hands its input on, and reads none
+            ours = os.fstat(0)
+            return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
+        starter = int(rest.split()[1])
 
 
 def _fill_gaps() -> None:
@@ -288,12 +324,17 @@ def main(words: list[str]) -> int:
     _fill_gaps()
     try:
         options = _options(words)
+        hand_over = options.pop("stdin") or not _judge_reads_it()
         call = _Call(words, None, None, **options)
     except (ValueError, IndexError):
         os.write(2, f"{USAGE}\n".encode())
         return NOT_STARTED
     try:
-        if S_ISREG(os.fstat(0).st_mode):
+        if not hand_over:
+            if not _same(1, 2):
+                os.write(2, SHARED.encode())
+            code, why = call.run(os.open("/dev/null", os.O_RDONLY), _write, one_output=_same(1, 2))
+        elif S_ISREG(os.fstat(0).st_mode):
             # A file of the judge's itself could be opened anew, and written to. Its content goes through a pipe.
             stdin, pipe = os.pipe()
             code, why = call.run(stdin, _write, (pipe, _rest_of(0)), one_output=_same(1, 2))

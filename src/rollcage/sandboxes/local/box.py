@@ -222,17 +222,19 @@ class LocalBox:
     async def rewind(self, keep: Sequence[str], restore: Sequence[str] = ()) -> tuple[str, ...]:
         """Put everything below home back as it was at the checkpoint, except the `keep` paths; /tmp becomes empty.
 
-        What `restore` names within those is put back too.
+        What `restore` names within those is put back too. A divided box whose system can be written is whole again.
         """
-        if not self._frozen or self._divided:
-            why = "it is divided" if self._divided else "there was no checkpoint"
+        divided = self._divided
+        if not self._frozen or (divided and not self._rooted):
+            why = "it is divided" if divided else "there was no checkpoint"
             raise SandboxError(f"cannot rewind the box: {why}")
         for path in (*keep, *restore):
             pure = PurePosixPath(path)
             if not pure.is_relative_to("/" if self._rooted else HOME) or ".." in pure.parts:
                 raise SandboxError(f"cannot keep {path}: it is not below {HOME}")
         request = {"keep": list(keep), "restore": list(restore), "tmp": self._spec.tmp_mb << 20}
-        reply = await self._change("rewind", request)
+        reply = await self._change("rewind", {**request, "divided": divided})
+        self._divided, self._live = False, None
         self._upper += 1
         # Whatever the agent left in kept paths, who comes after it has all the room that the agent had.
         self._most = reply.body["kept"] + (self._spec.disk_mb << 20) + _SPARE_BYTES

@@ -130,6 +130,11 @@ def second_root(stack: Stack, place: str, tmp: int) -> None:
     empty_tmp(tmp, first=True, tmp=f"{place}/tmp")  # noqa: S108
 
 
+def forget_second_root(stack: Stack) -> None:
+    """Free what was written in it."""
+    discard(f"{_DISK}/{stack.upper + 1}", _DISK)
+
+
 def _inodes(size: int) -> int:
     # A larger disk always has more: what fills one fits on another that is larger, with room to spare.
     return max(_LEAST_INODES, min(_MANY_INODES, size >> 12) + (size >> 15))

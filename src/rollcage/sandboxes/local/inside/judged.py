@@ -63,6 +63,15 @@ def divide(request: Mapping[str, Any]) -> int:
     return listener
 
 
+def reunite(request: Mapping[str, Any]) -> None:
+    """Take the second root away; the judge's own is laid anew by whoever rewinds the box. No command may be running."""
+    for folder in (JUDGED, _PRIVATE):
+        kernel.detach(folder)
+    for folder in (JUDGED, SCRATCH, _COVER, _PRIVATE, _DOOR):
+        home.discard(folder, "/")
+    home.forget_second_root(home.Stack.of(request))
+
+
 def forget_afterwards(live: Sequence[str], disk: int, tmp: int) -> None:
     """In a mount namespace of the command's own: what it writes is gone with it, but for what it writes to live paths.
 

@@ -1,0 +1,160 @@
+"""The tables of task.toml (Harbor's schema 1.0 to 1.4) and the older task.yaml: what we know of them. Nothing is read
+from disk here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rollcage.types import JsonObject
+
+
+class Table(BaseModel):
+    """A table of task.toml: what we know of it; the rest is listed and ignored."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class Healthcheck(Table):
+    """`[environment.healthcheck]`: asked before the agent starts."""
+
+    command: str
+    interval_sec: float = Field(default=5, ge=0)
+    timeout_sec: float = Field(default=30, gt=0)
+    start_period_sec: float = Field(default=0, ge=0)
+    start_interval_sec: float = Field(default=5, ge=0)
+    retries: int = Field(default=3, ge=0)
+
+
+class Environment(Table):
+    """`[environment]`."""
+
+    build_timeout_sec: float = 600
+    docker_image: str | None = None
+    os: str = "linux"
+    cpus: float | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    memory: str | None = None
+    storage: str | None = None
+    gpus: int | None = 0
+    gpu_types: list[str] | None = None
+    tpu: object = None
+    mcp_servers: list[JsonObject] = []
+    env: dict[str, str] = {}
+    skills_dir: str | None = None
+    healthcheck: Healthcheck | None = None
+    workdir: str | None = None
+    network_mode: Literal["public", "no-network", "allowlist"] | None = None
+    allowed_hosts: list[str] = []
+    allow_internet: bool | None = None
+
+
+class AgentTable(Table):
+    """`[agent]`."""
+
+    timeout_sec: float | None = Field(default=None, gt=0)
+    user: str | int | None = None
+    network_mode: str | None = None
+    allowed_hosts: list[str] = []
+
+
+class CollectTable(Table):
+    """`[[verifier.collect]]`."""
+
+    command: str
+    service: str = "main"
+    timeout_sec: float = Field(default=60, gt=0)
+    user: str | int | None = None
+
+
+class Verifier(Table):
+    """`[verifier]`, of a task or of a step."""
+
+    timeout_sec: float | None = Field(default=None, gt=0)
+    env: dict[str, str] = {}
+    user: str | int | None = None
+    network_mode: str | None = None
+    allowed_hosts: list[str] = []
+    environment_mode: Literal["shared", "separate"] | None = None
+    environment: Environment | None = None
+    collect: list[CollectTable] = []
+
+    @property
+    def separate(self) -> bool | None:
+        """Whether it judges in a box of its own; None where it does not say."""
+        if self.environment_mode:
+            return self.environment_mode == "separate"
+        return True if self.environment else None
+
+
+class Solution(Table):
+    """`[solution]`."""
+
+    env: dict[str, str] = {}
+
+
+class ArtifactTable(Table):
+    """One of `artifacts`."""
+
+    source: str = Field(min_length=1)
+    destination: str | None = None
+    exclude: list[str] = []
+    service: str | None = None
+
+
+class StepTable(Table):
+    """`[[steps]]`."""
+
+    name: str = Field(min_length=1)
+    agent: AgentTable = AgentTable()
+    verifier: Verifier = Verifier()
+    min_reward: float | dict[str, float] | None = None
+    healthcheck: Healthcheck | None = None
+    artifacts: list[str | ArtifactTable] = []
+
+
+class Config(Table):
+    """task.toml."""
+
+    schema_version: str | None = None
+    version: str | None = None
+    task: JsonObject = {}
+    metadata: JsonObject = {}
+    environment: Environment = Environment()
+    agent: AgentTable = AgentTable()
+    verifier: Verifier = Verifier()
+    solution: Solution = Solution()
+    artifacts: list[str | ArtifactTable] = []
+    steps: list[StepTable] = []
+    multi_step_reward_strategy: Literal["mean", "final"] | None = None
+    source: object = None
+
+
+class OldConfig(Table):
+    """task.yaml."""
+
+    instruction: str
+    max_agent_timeout_sec: float = Field(default=600, gt=0)
+    max_test_timeout_sec: float = Field(default=300, gt=0)
+    parser_name: str = "pytest"
+    run_tests_in_same_shell: bool = False
+    disable_asciinema: bool = False
+    author_name: object = None
+    author_email: object = None
+    difficulty: object = None
+    category: object = None
+    tags: object = None
+
+
+def unknown_in(table: Table, prefix: str = "") -> Iterator[str]:
+    """The names of what nobody here knows, in a table and those below it."""
+    yield from (f"{prefix}{name}" for name in table.model_extra or ())
+    for name in type(table).model_fields:
+        value = getattr(table, name)
+        for number, each in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(each, Table):
+                place = f"{name}[{number}]" if isinstance(value, list) else name
+                yield from unknown_in(each, f"{prefix}{place}.")

@@ -1,3 +1,0 @@
-#!/bin/bash
-set -e
-true

@@ -1,0 +1,2 @@
+echo one > /app/first
+touch /etc/kept

@@ -1,0 +1,1 @@
+touch made-by-setup
