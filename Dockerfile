@@ -6,7 +6,7 @@
 # For podman, and for what else to know, see docs/openenv.md.
 FROM python:3.11-slim-bookworm AS built
 
-RUN apt-get update && apt-get install -y --no-install-recommends npm
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev npm
 
 WORKDIR /build
 COPY pyproject.toml README.md LICENSE ./

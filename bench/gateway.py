@@ -204,7 +204,9 @@ async def serve(upstream: str, folder: str) -> None:
     from rollcage.store import Store
     from rollcage.types import Endpoint, Job, Limits, Task, Turn
 
-    endpoint = Endpoint(base_url=f"http://127.0.0.1:{upstream}/v1", model="fake", key=SecretStr("sk-real"))
+    endpoint = Endpoint(
+        base_url=f"http://127.0.0.1:{upstream}/v1", model="fake", key=SecretStr("sk-" + "0123456789abcdef" * 2)
+    )
     job = Job(task=Task(instruction="bench"), model=endpoint)
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(Store.open(Path(folder) / "log.sqlite"))

@@ -69,7 +69,7 @@ packages() {
   fi
   stamp=.venv/setup${1:+-$1}.stamp
   # A checkout that was moved needs its packages again: the environment's scripts name their folder.
-  want="$(cat pyproject.toml src/opencode_env/pyproject.toml | sha256sum) $("$bin/python" --version) $PWD"
+  want="$(cat pyproject.toml src/opencode_env/pyproject.toml src/rollcage/gateway/_wire.c | sha256sum) $("$bin/python" --version) $PWD"
   if [ -x "$bin/rollcage" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$want" ]; then
     return
   fi

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rollcage.cli import rollcage
+from rollcage.gateway import usual
 from support.paths import ROOT, SCRIPTS
 
 BOTH = (ROOT, ROOT / "src" / "opencode_env")
@@ -61,6 +62,8 @@ def test_a_wheel_of_rollcage_brings_the_examples_and_no_other_package(tmp_path: 
         names = built.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"rollcage"}
     assert {"rollcage/py.typed", "rollcage/examples/paginate.toml", "rollcage/server/web/index.html"} <= set(names)
+    compiled, wheels = "rollcage/gateway/_wire.abi3.so" in names, next(tmp_path.glob("*.whl")).name
+    assert ("-abi3-" if compiled else "-none-any") in wheels and compiled is usual.compiled
     there = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/rollcage/examples").rglob("*.*")}
     assert {name for name in there if "__pycache__" not in name} <= set(names)
 

@@ -450,3 +450,14 @@ async def test_entries_carry_what_readers_expect(store: Store) -> None:
     await store.append("r", StageEnded(stage=Stage.SETUP, seconds=0.25))
     assert isinstance(entry, Entry) and entry.rollout_id == "r"
     assert Entry.model_validate(entry.model_dump()).seq == 1
+
+
+async def test_two_who_write_one_rollout_in_turn_number_its_entries_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "log.sqlite"
+    async with Store.open(path) as one, Store.open(path) as other:
+        await one.append("r", queued())
+        for number in range(6):
+            writer = one if number % 3 else other
+            await writer.append("r", StageEnded(stage=Stage.SETUP, seconds=number))
+        entries = await one.read("r")
+    assert [entry.seq for entry in entries] == [1, 2, 3, 4, 5, 6, 7]

@@ -2,7 +2,7 @@
 
 An answer is one JSON object or a stream of events; which of the two is told by its first byte, because content types
 lie. Tokens go into columns of one length (`token_draft`); where an engine's own lists disagree, the turn says so and is
-not trainable. Events of the usual shape are taken many at a time, all others one by one.
+not trainable. Events of the usual shape are taken many at a time (`usual`), all others one by one.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rollcage.gateway.message import MessageDraft
-from rollcage.gateway.shapes import Choice, Chunk, Logprobs, chunk_of, chunks_of, object_of, spellings
+from rollcage.gateway.shapes import Choice, Chunk, Logprobs, chunk_of, object_of, piece_of, spellings
 from rollcage.gateway.token_draft import TOKEN_ID, TokenDraft
+from rollcage.gateway.usual import Piece, take_usual
 from rollcage.sse import EventReader, ServerEvent
 from rollcage.types import JsonObject, Purpose, Turn
 
-DONE = b"data: [DONE]"
 _EMPTY = Turn(index=0, request={})
 """Copied with other fields: what the gateway itself has made needs no check, which would cost as much as all else."""
 PORTION = 48 << 10
@@ -105,9 +105,10 @@ class TurnBuilder:
             self._kind = "json" if start.startswith((b"{", b"[")) else "events"
         if self._kind == "json":
             self._json.append(data)
-        elif not (self._events.between and data.endswith(b"\n\n") and self._on_events(data)):
-            for event in self._events.feed(data):
-                self._on_event(event)
+        elif self._events.between and data.endswith(b"\n\n") and b"\r" not in data:
+            self._on_events(data)
+        else:
+            self._on_portion(data)
 
     def turn(self, call: ModelCall, end: AnswerEnd, prompt_ids: tuple[int, ...] = ()) -> Turn:
         """The turn, with whatever came until now. Nothing may be fed afterwards.
@@ -152,50 +153,28 @@ class TurnBuilder:
         }
         return _EMPTY.model_copy(update=fields)
 
-    def _on_events(self, data: bytes) -> bool:
-        """Take in whole events, each of one `data:` line; false, with nothing done, where one is of another shape."""
-        lines = data.split(b"\n")
-        if b"\r" in data or len(lines) % 2 == 0 or any(lines[1::2]):
-            return False
-        events = lines[:-1:2]
-        done = events[-1] == DONE
-        chunks = chunks_of(events[:-1] if done else events)
-        if chunks is None:
-            return False
-        draft = self._tokens
-        before, texts, ids, scores, tops = len(draft), draft.texts, draft.ids, draft.logprobs, draft.tops
-        for chunk, event in zip(chunks, events, strict=False):
-            # What nearly all are: words, one token and its id. The rest goes the long way.
-            if (
-                (choices := chunk.choices) is None
-                or len(choices) != 1
-                or chunk.error is not None
-                or chunk.usage is not None
-                or chunk.prompt_token_ids is not None
-                or chunk.sglext is not None
-                or chunk.verbose is not None
-                or (choice := choices[0]).index != 0
-                or (delta := choice.delta) is None
-                or (logprobs := choice.logprobs) is None
-                or (rows := logprobs.content) is None
-                or (named := choice.token_ids) is None
-                or not len(rows) == len(named) == 1
-                or choice.text is not None
-                or choice.finish_reason is not None
-                or choice.prompt_token_ids is not None
-                or (row := rows[0]).token.startswith(TOKEN_ID)
-            ):
-                self._on_chunk(chunk, event[6:])
-                continue
-            texts.append(row.token)
-            ids.append(named[0])
-            scores.append(row.logprob)
-            tops.append(row.top_logprobs or ())
-            self._message.add(delta)
-        if len(texts) > before:
-            self._choices.add(0)
-        self._done = self._done or done
-        return True
+    def _on_events(self, data: bytes) -> None:
+        """Take in whole events: those of the usual shape together, each other by itself."""
+        at = 0
+        while at < len(data):
+            pieces: list[Piece] = []
+            before = len(self._tokens)
+            at = take_usual(data, at, self._tokens, pieces)
+            if len(self._tokens) > before:
+                self._choices.add(0)
+            for piece in pieces:
+                if isinstance(piece, str):
+                    self._message.add_text(piece)
+                else:
+                    self._message.add(piece_of(piece) if isinstance(piece, bytes) else piece)
+            if at < len(data):
+                end = data.find(b"\n\n", at) + 2
+                self._on_portion(data[at:end])
+                at = end
+
+    def _on_portion(self, data: bytes) -> None:
+        for event in self._events.feed(data):
+            self._on_event(event)
 
     def _on_event(self, event: ServerEvent) -> None:
         if not event.data:
@@ -253,7 +232,8 @@ class TurnBuilder:
         ids = choice.token_ids or choice.response_token_ids
         if choice.logprobs is not None:
             spelled = spellings(data) if _spells_ids(choice.logprobs) else None
-            self._misfit = self._misfit or self._tokens.add(choice.logprobs, ids, spelled)
+            misfit = self._tokens.add(choice.logprobs, ids, spelled)
+            self._misfit = self._misfit or misfit
         elif ids:
             self._tokens.add_ids(ids)
 

@@ -36,6 +36,11 @@ class ActionWatch:
     def __init__(self) -> None:
         self._calls: dict[tuple[int, int], list[str]] = {}
 
+    @property
+    def busy(self) -> bool:
+        """Whether a tool call has begun."""
+        return bool(self._calls)
+
     def harmless(self, data: bytes) -> bool:
         """Whether no event among these can be one to keep back: what nearly all are, told without parsing."""
         return b'"tool_calls"' not in data and DONE not in data and not self._calls
@@ -81,6 +86,11 @@ class HeldEnd:
         self._events: EventReader | None = None
         self.done = False
         """Whether `[DONE]` has come."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether it waits for nothing: no event has begun, no tool call, and nothing is kept back."""
+        return not self._size and self._events is None and not self._watch.busy
 
     @property
     def holding(self) -> bool:

@@ -84,6 +84,8 @@ class AgentConnection(asyncio.Protocol):
         self._waiting: deque[AgentRequest] = deque()
         self._current: AgentRequest | None = None
         self._begun = self._refused = self._chunked = False
+        self._unsent = b""
+        """The head of an answer whose first piece is not there yet."""
         self._source: Source | None = None
         self._slow = False
         self._reset()
@@ -100,7 +102,9 @@ class AgentConnection(asyncio.Protocol):
     def begin(self, status: int, headers: Mapping[str, str], source: Source) -> None:
         """Start an answer of unknown length, filled by `source`."""
         self._chunked = self._current is not None and self._current.chunks
-        self._write([self._head(status, {**headers, "Transfer-Encoding": "chunked"} if self._chunked else headers)])
+        # It goes out with the first piece where that is there already: each write is a call of the kernel's.
+        self._unsent = self._head(status, {**headers, "Transfer-Encoding": "chunked"} if self._chunked else headers)
+        asyncio.get_running_loop().call_soon(self._send_head)
         self._begun, self._source = True, source
         if self._slow:
             source.pause()
@@ -109,14 +113,26 @@ class AgentConnection(asyncio.Protocol):
         """Pass on a piece of the answer."""
         if data and not self._transport.is_closing():
             # One piece: for the small ones of a stream copying is cheaper than a list of buffers.
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+            data = b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+            if self._unsent:
+                data, self._unsent = self._unsent + data, b""
+            self._transport.write(data)
 
     def finish(self, data: bytes = b"") -> None:
         """Pass on the last piece and end the answer."""
-        self.send(data)
         if self._chunked:
-            self._write([b"0\r\n\r\n"])
+            last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+            head, self._unsent = self._unsent, b""
+            self._write([head + last])
+        else:
+            self.send(data)
+        self._send_head()
         self._next()
+
+    def _send_head(self) -> None:
+        if self._unsent:
+            head, self._unsent = self._unsent, b""
+            self._write([head])
 
     def cut(self) -> None:
         """End the connection at once, in the middle of whatever it carries."""

@@ -119,25 +119,32 @@ class _SpelledChunk(msgspec.Struct, gc=False):
 
 
 _CHUNK = msgspec.json.Decoder(Chunk)
+_PIECE = msgspec.json.Decoder(MessagePiece)
 _SPELLED = msgspec.json.Decoder(_SpelledChunk)
 
 
 def chunk_of(data: bytes) -> Chunk | None:
     """What an event says; None where it is no JSON object (half a line, for one)."""
+    if (chunk := chunk_in(data)) is not None:
+        return chunk
+    value = object_of(data)
+    return None if value is None else _lenient(value)
+
+
+def chunk_in(data: bytes) -> Chunk | None:
+    """What an event says; None where it is not as typed, and `chunk_of` may know better."""
     try:
         return _CHUNK.decode(data)
     except (ValueError, RecursionError):
-        value = object_of(data)
-        return None if value is None else _lenient(value)
-
-
-def chunks_of(events: list[bytes]) -> list[Chunk] | None:
-    """What these lines say, each `data: ` and an object; None where one is of another kind."""
-    try:
-        chunks = [_CHUNK.decode(event[6:]) for event in events if event.startswith(b"data: ")]
-    except (ValueError, RecursionError):
         return None
-    return chunks if len(chunks) == len(events) else None
+
+
+def piece_of(data: bytes) -> MessagePiece:
+    """What a delta brings."""
+    try:
+        return _PIECE.decode(data)
+    except (ValueError, RecursionError):
+        return message_piece(object_of(data)) or MessagePiece()
 
 
 def object_of(data: bytes) -> JsonObject | None:

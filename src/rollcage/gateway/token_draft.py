@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from rollcage.gateway.shapes import Logprobs, Top
+from rollcage.gateway.shapes import Logprobs, TokenEntry, Top
 from rollcage.types import TokenColumns
 
 TOKEN_ID = "token_id:"  # noqa: S105
@@ -13,16 +13,38 @@ TOKEN_ID = "token_id:"  # noqa: S105
 
 
 class TokenDraft:
-    """Tokens in the making. The lists always have one length: `add` and what changes them see to it."""
+    """Tokens in the making, as seven columns: of the tokens, how many alternatives each has, and of these."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.ids: list[int | None] = []
         self.logprobs: list[float | None] = []
-        self.tops: list[Sequence[Top]] = []
+        self.counts: list[int] = []
+        self.top_texts: list[str] = []
+        self.top_ids: list[int | None] = []
+        self.top_logprobs: list[float] = []
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def lists(self) -> _Lists:
+        """The columns themselves, for whoever appends to all of them."""
+        return (
+            self.texts,
+            self.ids,
+            self.logprobs,
+            self.counts,
+            self.top_texts,
+            self.top_ids,
+            self.top_logprobs,
+        )
+
+    def add_one(self, entry: TokenEntry, id_: int) -> None:
+        """Take in one token. What nearly every chunk brings: its speed counts."""
+        self.texts.append(entry.token)
+        self.ids.append(id_)
+        self.logprobs.append(entry.logprob)
+        self._add_top(entry.top_logprobs or ())
 
     def add(self, logprobs: Logprobs, ids: list[int] | None, spellings: list[str] | None = None) -> str:
         """Take in the tokens of one chunk; what does not fit, in words.
@@ -38,7 +60,8 @@ class TokenDraft:
         self.texts += texts
         self.ids += ids or own
         self.logprobs += scores
-        self.tops += tops
+        for top in tops:
+            self._add_top(top)
         return ""
 
     def add_ids(self, ids: Sequence[int]) -> None:
@@ -46,7 +69,7 @@ class TokenDraft:
         self.texts += [""] * len(ids)
         self.ids += ids
         self.logprobs += [None] * len(ids)
-        self.tops += [()] * len(ids)
+        self.counts += [0] * len(ids)
 
     def name(self, ids: Sequence[int]) -> str:
         """These are the ids of all tokens, told apart from them (SGLang, at the end of a stream); what does not fit."""
@@ -72,33 +95,29 @@ class TokenDraft:
                 filled.texts.append(self.texts[at])
                 filled.ids.append(id_)
                 filled.logprobs.append(self.logprobs[at])
-                filled.tops.append(self.tops[at])
+                filled.counts.append(self.counts[at])
                 at += 1
             else:
                 filled.add_ids((id_,))
         if at < len(self):
             return ""
-        self.texts, self.ids, self.logprobs, self.tops = filled.texts, filled.ids, filled.logprobs, filled.tops
+        self.texts, self.ids, self.logprobs, self.counts = filled.texts, filled.ids, filled.logprobs, filled.counts
         missing = self.logprobs.count(None)
         return f"no logprobs for {missing} of {len(ids)} tokens: the engine has none inside a character"
 
     def columns(self) -> TokenColumns:
         """The tokens as they stand."""
-        counts = list(map(len, self.tops))
-        flat = [each for top in self.tops for each in top if each.logprob is not None]
-        if len(flat) != sum(counts):
-            counts = [sum(each.logprob is not None for each in top) for top in self.tops]
-        return TokenColumns(
-            self.texts,
-            self.ids,
-            self.logprobs,
-            counts,
-            [each.token for each in flat],
-            [each.id for each in flat],
-            [each.logprob for each in flat],  # type: ignore[misc]
-        )
+        return TokenColumns(*self.lists())
+
+    def _add_top(self, top: Sequence[Top]) -> None:
+        known = [each for each in top if each.logprob is not None]
+        self.counts.append(len(known))
+        self.top_texts += [each.token for each in known]
+        self.top_ids += [each.id for each in known]
+        self.top_logprobs += [each.logprob for each in known]  # type: ignore[misc]
 
 
+_Lists = tuple[list[str], list[int | None], list[float | None], list[int], list[str], list[int | None], list[float]]
 _Columns = tuple[list[str], list[int | None], list[float | None], list[Sequence[Top]]]
 
 

@@ -327,6 +327,10 @@ class Inserter:
         """The id of the newest entry added here."""
         self._known: dict[bytes, None] = {}
         self._prunes = self._count_prunes()
+        self._seen = 0
+        """What SQLite says of changes by others, when they were last looked for."""
+        self._last: dict[str, tuple[int, str]] = {}
+        """Number and kind of the last entry of rollouts that this connection has added to, while nobody else writes."""
         self._compressor = zstandard.ZstdCompressor(level=1)
 
     def prepared(self, rollout_id: str, event: Event, when: float) -> Prepared:
@@ -352,6 +356,11 @@ class Inserter:
 
     def still_known(self) -> bool:
         """Within a transaction: whether what was prepared may be inserted. Not where the log was pruned since."""
+        seen = self.connection.execute("PRAGMA data_version").fetchone()[0]
+        if seen == self._seen:
+            return True  # nobody else has written anything
+        self._seen = seen
+        self._last.clear()
         prunes = self._count_prunes()
         if prunes == self._prunes:
             return True
@@ -364,16 +373,19 @@ class Inserter:
 
     def insert(self, item: Prepared) -> Entry:
         """Add it within the transaction at hand; StoreError, with nothing written, where the log's rules forbid it."""
-        last = self.connection.execute(
-            "SELECT seq, kind FROM entries WHERE rollout_id = ? ORDER BY seq DESC LIMIT 1", (item.rollout_id,)
-        ).fetchone()
+        last = self._last.get(item.rollout_id)
+        if last is None:
+            last = self.connection.execute(
+                "SELECT seq, kind FROM entries WHERE rollout_id = ? ORDER BY seq DESC LIMIT 1", (item.rollout_id,)
+            ).fetchone()
         _check(item.rollout_id, item.event, None if last is None else last[1])
         check_claims(self.connection, item.rollout_id, item.event)
         seq = 1 if last is None else last[0] + 1
-        self.connection.executemany(
-            "INSERT OR IGNORE INTO blobs (digest, codec, data) VALUES (?, ?, ?)",
-            [(digest, int(codec), data) for digest, (codec, data) in item.blobs.items()],
-        )
+        if item.blobs:
+            self.connection.executemany(
+                "INSERT OR IGNORE INTO blobs (digest, codec, data) VALUES (?, ?, ?)",
+                [(digest, int(codec), data) for digest, (codec, data) in item.blobs.items()],
+            )
         cursor = self.connection.execute(
             "INSERT INTO entries (rollout_id, seq, time, kind, body, version) VALUES (?, ?, ?, ?, ?, ?)",
             (item.rollout_id, seq, item.time, item.event.kind, item.body.decode(), VERSION),
@@ -381,7 +393,14 @@ class Inserter:
         self.last_id = cursor.lastrowid or 0
         entry = Entry.model_construct(rollout_id=item.rollout_id, seq=seq, time=item.time, event=item.event)
         summarise(self.connection, entry)
+        if len(self._last) >= KNOWN:
+            self._last.clear()
+        self._last[item.rollout_id] = (seq, item.event.kind)
         return entry
+
+    def forget(self) -> None:
+        """A transaction was rolled back: what was added in it is not there."""
+        self._last.clear()
 
     def remember(self, items: Iterable[Prepared]) -> None:
         """These are committed: their blobs are in the file for good."""

@@ -19,6 +19,9 @@ from rollcage.store.sqlite import Inserter, Prepared, connect, explained, transa
 TOGETHER = 256
 """Most appends that are committed together."""
 
+PACE_S = 0.001
+"""From one commit to the next at least: what comes meanwhile shares it. An append after a rest waits for nothing."""
+
 Result = Entry | RollcageError
 
 
@@ -74,8 +77,12 @@ class Writer:
 
     def _run(self) -> None:
         last = False
+        before = 0.0
         while not last:
             batch = [self._queue.get()]
+            if (early := before + PACE_S - time.monotonic()) > 0 and batch[0] is not None:
+                time.sleep(early)
+            before = time.monotonic()
             with suppress(queue.Empty):
                 while batch[-1] is not None and len(batch) < TOGETHER:
                     batch.append(self._queue.get_nowait())
@@ -114,14 +121,18 @@ class Writer:
     def _write(self, items: dict[int, Prepared]) -> dict[int, Result]:
         results: dict[int, Result] = {}
         inserter = self._ready()
-        with transaction(inserter.connection):
-            if not inserter.still_known():
-                items = {n: inserter.prepared(each.rollout_id, each.event, each.time) for n, each in items.items()}
-            for number, item in items.items():
-                try:
-                    results[number] = inserter.insert(item)
-                except StoreError as error:
-                    results[number] = error
+        try:
+            with transaction(inserter.connection):
+                if not inserter.still_known():
+                    items = {n: inserter.prepared(each.rollout_id, each.event, each.time) for n, each in items.items()}
+                for number, item in items.items():
+                    try:
+                        results[number] = inserter.insert(item)
+                    except StoreError as error:
+                        results[number] = error
+        except BaseException:
+            inserter.forget()
+            raise
         done = [item for number, item in items.items() if isinstance(results[number], Entry)]
         if done:
             inserter.remember(done)

@@ -35,6 +35,10 @@ class BadRequest(RollcageError):
 class StreamFilter(Protocol):
     """Takes something out of a stream whose other bytes are passed on as they are."""
 
+    @property
+    def idle(self) -> bool:
+        """Whether no event has begun."""
+
     def feed(self, data: bytes) -> bytes:
         """What may be passed on with this portion."""
 

@@ -159,10 +159,13 @@ class UsageFilter:
         self._tail = b""
         """Their last bytes, in which a gap may have begun."""
 
+    @property
+    def idle(self) -> bool:
+        """Whether no event has begun."""
+        return not self._rest
+
     def feed(self, data: bytes) -> bytes:
         """The events that are complete with this portion, without the ones that only count."""
-        if data.find(b"\n") == len(data) - 2 and data.endswith(b"\n\n") and b'"choices":[{' in data and not self._rest:
-            return data  # one event with a choice, as nearly all are
         if not self._rest and data.endswith(b"\n\n") and not _may_count(data):
             return data  # several that came together
         # Joined only when an event ends: one of many megabytes costs no more than its length.

@@ -1,0 +1,90 @@
+"""Events as nearly all are, many at a time. Compiled (`_wire.c`) where it could be built; in Python everywhere else.
+
+Of the usual shape is an event with one choice that adds words, one token, its id and its logprob, and nothing else: no
+count, no end, no ids of the prompt. It is a line `data: ` and a blank one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rollcage.gateway.shapes import Chunk, MessagePiece, TokenEntry, chunk_in
+from rollcage.gateway.token_draft import TOKEN_ID, TokenDraft
+
+Piece = str | bytes | MessagePiece
+"""What a token adds to the message: words, or a delta that brings more (as JSON where it was not read yet)."""
+
+
+def python_take_usual(data: bytes, start: int, tokens: TokenDraft, pieces: list[Piece]) -> int:
+    """Take in the events from `start` on, up to the first of another shape; returns where that begins.
+
+    `data` ends with an event. `pieces` gets what each adds to the message.
+    """
+    while start < len(data):
+        end = data.find(b"\n\n", start)
+        chunk = chunk_in(data[start + 6 : end]) if data.startswith(b"data: ", start) else None
+        entry = None if chunk is None else _usual(chunk)
+        if chunk is None or entry is None:
+            break
+        choice = chunk.choices[0]  # type: ignore[index]
+        tokens.add_one(entry, choice.token_ids[0])  # type: ignore[index]
+        if choice.delta is not None:
+            pieces.append(choice.delta)
+        start = end + 2
+    return start
+
+
+def python_calm(data: bytes) -> bool:
+    """Whether these are whole events of which none can be one to act on or to take out: told without parsing."""
+    return (
+        data.endswith(b"\n\n")
+        and b'"tool_calls"' not in data
+        and b"[DONE]" not in data
+        and b'"choices":[]' not in data
+        and b'"choices": []' not in data
+        and b"\r" not in data
+    )
+
+
+def _usual(chunk: Chunk) -> TokenEntry | None:
+    """The one token of a chunk of the usual shape."""
+    if (
+        (choices := chunk.choices) is None
+        or len(choices) != 1
+        or chunk.error is not None
+        or chunk.usage is not None
+        or chunk.prompt_token_ids is not None
+        or chunk.sglext is not None
+        or chunk.verbose is not None
+        or (choice := choices[0]).index != 0
+        or choice.delta is None
+        or (logprobs := choice.logprobs) is None
+        or (rows := logprobs.content) is None
+        or (named := choice.token_ids) is None
+        or not len(rows) == len(named) == 1
+        or choice.text is not None
+        or choice.finish_reason is not None
+        or choice.prompt_token_ids is not None
+        or rows[0].token.startswith(TOKEN_ID)
+    ):
+        return None
+    return rows[0]
+
+
+TakeUsual = Callable[[bytes, int, TokenDraft, list[Piece]], int]
+take_usual: TakeUsual
+calm: Callable[[bytes], bool]
+compiled: bool
+"""Whether the compiled part is at work."""
+
+try:
+    from rollcage.gateway import _wire
+except ImportError:
+    take_usual, calm, compiled = python_take_usual, python_calm, False
+else:
+
+    def take_usual(data: bytes, start: int, tokens: TokenDraft, pieces: list[Piece]) -> int:
+        """As `python_take_usual`."""
+        return _wire.take_usual(data, start, *tokens.lists(), pieces)  # type: ignore[arg-type]
+
+    calm, compiled = _wire.calm, True
