@@ -93,6 +93,15 @@ class BoxOpened(Value):
     """Limits this machine cannot enforce, in words."""
 
 
+class Progress(Value):
+    """What a stage is doing that takes a while and is done once: fetching, unpacking, building."""
+
+    kind: Literal["progress"] = "progress"
+    stage: Stage
+    message: str
+    """In words."""
+
+
 class CommandStarted(Value):
     """A setup or verify command began."""
 
@@ -260,6 +269,7 @@ Event = Annotated[
     | Requeued
     | StageStarted
     | StageEnded
+    | Progress
     | BoxOpened
     | CommandStarted
     | CommandEnded
@@ -336,6 +346,8 @@ class Rollout(Value):
     stage: Stage = Stage.QUEUED
     created_at: float = 0.0
     ended_at: float | None = None
+    progress: str = ""
+    """What its stage is doing that takes a while, in words; empty where there is nothing to tell."""
     sandbox_id: str = ""
     setup: tuple[CommandResult, ...] = ()
     verify: tuple[CommandResult, ...] = ()
@@ -450,11 +462,13 @@ def _apply(state: JsonObject, lists: dict[str, list[object]], timings: dict[str,
             lists["setup"].clear()
             timings.clear()
         case StageStarted(stage=stage):
-            state["stage"] = stage
+            state.update(stage=stage, progress="")
+        case Progress(message=message):
+            state["progress"] = message
         case StageEnded(stage=stage, seconds=seconds):
             timings[stage.value] = timings.get(stage.value, 0.0) + seconds
         case BoxOpened(sandbox_id=sandbox_id, notes=notes, fresh=False):
-            state.update(sandbox_id=sandbox_id, notes=notes)
+            state.update(sandbox_id=sandbox_id, notes=notes, progress="")
         case CommandEnded(stage=stage, result=result):
             lists["setup" if stage is Stage.SETUP else "verify"].append(result)
         case AgentStarted(version=version):
@@ -480,7 +494,9 @@ def _apply(state: JsonObject, lists: dict[str, list[object]], timings: dict[str,
         case AbortRequested():
             state["abort_requested"] = True
         case Ended(outcome=outcome, error=error, error_code=code, blame=blame, seconds=seconds):
-            state.update(stage=Stage.ENDED, ended_at=entry.time, outcome=outcome, error=error, error_code=code)
+            state.update(
+                stage=Stage.ENDED, progress="", ended_at=entry.time, outcome=outcome, error=error, error_code=code
+            )
             # Without a measured time there is only the clock on the wall, which may have been set back.
             wall = entry.time - state.get("created_at", entry.time)
             timings["total"] = seconds if seconds is not None else wall if wall >= 0 else sum(timings.values())

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rollcage.agents.catalog import AgentCatalog
     from rollcage.agents.opencode.agent import OpenCode
     from rollcage.environments.base import Environments
+    from rollcage.events import Event
     from rollcage.runner import Registry, Runner
     from rollcage.runner.runner import EventListener
     from rollcage.sandboxes.base import Provider
@@ -35,7 +36,7 @@ def provider(settings: Settings) -> LocalProvider:
     """Opens boxes on this machine."""
     from rollcage.sandboxes.local.provider import LocalProvider
 
-    return LocalProvider(settings.home, say=say)
+    return LocalProvider(settings.home)
 
 
 def say(line: str) -> None:
@@ -54,9 +55,10 @@ def container_provider(settings: Settings) -> ContainerProvider:
 
     async def make_base() -> None:
         from rollcage.sandboxes.images.base import ensure_base
+        from rollcage.sandboxes.progress import tell
 
         async with provider(settings) as boxes:
-            await ensure_base(boxes, lambda line: say(f"base system: {line}"))
+            await ensure_base(boxes, lambda line: tell(f"base system: {line}"))
 
     return ContainerProvider(settings.home, settings.engines, make_base=make_base)
 
@@ -164,13 +166,15 @@ async def _pooled(
 
 
 @asynccontextmanager
-async def opened_runner(settings: Settings, store: Store, *, warm: int = 0, at_once: int = 8) -> AsyncIterator[Runner]:
-    """A runner on this log, with everything it needs. `warm`: see `opened_registry`."""
+async def opened_runner(
+    settings: Settings, store: Store, *, warm: int = 0, at_once: int = 8, narrated: bool = False
+) -> AsyncIterator[Runner]:
+    """A runner on this log, with everything it needs. `warm`: see `opened_registry`; `narrated`: `opened_listener`."""
     from rollcage.runner import Runner
 
     async with (
         opened_registry(settings, warm=warm) as backends,
-        opened_traces(settings, store) as on_event,
+        opened_listener(settings, store, narrated=narrated) as on_event,
         Runner.open(store, backends, at_once=at_once, recovers=False) as runner,
     ):
         runner.on_event = on_event
@@ -179,17 +183,34 @@ async def opened_runner(settings: Settings, store: Store, *, warm: int = 0, at_o
 
 
 @asynccontextmanager
-async def opened_traces(settings: Settings, store: Store) -> AsyncIterator[EventListener]:
-    """What is told of every event and sends the traces of rollouts, where somebody wants them."""
+async def opened_listener(settings: Settings, store: Store, *, narrated: bool = False) -> AsyncIterator[EventListener]:
+    """What is told of every event: it says what takes a while, and sends traces where somebody wants them.
+
+    `narrated`: whoever started this process is shown every event already.
+    """
+    said = ""
+
+    def on_progress(event: Event) -> None:
+        nonlocal said
+        # Many may wait for the same: one line is enough.
+        if event.kind == "progress" and not narrated and event.message != said:
+            said = event.message
+            say(said)
+
     if not settings.otlp.url:
-        yield lambda rollout_id, event: None
+        yield lambda _, event: on_progress(event)
         return
     try:
         from rollcage.otel.sender import sending
     except ImportError as error:
         raise SetupError(f"traces need more packages ({error.name}): pip install 'rollcage[otel]'") from error
     async with sending(store, settings.otlp, say) as on_event:
-        yield on_event
+
+        def on_any(rollout_id: str, event: Event) -> None:
+            on_progress(event)
+            on_event(rollout_id, event)
+
+        yield on_any
 
 
 @asynccontextmanager

@@ -14,7 +14,8 @@ import pytest
 from anyio.abc import SocketStream
 
 from rollcage import Client
-from rollcage.client import ServerError, SyncClient, _Patience
+from rollcage.client import ServerError, SyncClient
+from rollcage.client.connection import Patience
 from rollcage.errors import UnknownRollout, UsageError
 from rollcage.events import Ended, Entry, Queued
 from rollcage.types import Outcome
@@ -192,7 +193,7 @@ class Counting(httpx.AsyncHTTPTransport):
 
 
 async def test_a_client_outlasts_a_restart_of_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollcage.client.LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr("rollcage.client.connection.LONGEST_PAUSE_S", 0.2)
     port = str(steady_port())
     address, transport = f"http://127.0.0.1:{port}", Counting()
     async with Client(address, transport=transport, retry_s=600) as client:
@@ -228,10 +229,10 @@ async def test_a_client_outlasts_a_restart_of_its_server(tmp_path: Path, monkeyp
 
 def test_patience_lasts_for_a_time_with_pauses_out_of_step(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("rollcage.client.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rollcage.client.connection.time.monotonic", lambda: now[0])
     runs = []
     for _ in range(2):
-        patience, pauses, now[0] = _Patience(60), [], 0.0
+        patience, pauses, now[0] = Patience(60), [], 0.0
         while (pause := patience.pause()) is not None:
             pauses.append(pause)
             now[0] += pause
@@ -239,7 +240,7 @@ def test_patience_lasts_for_a_time_with_pauses_out_of_step(monkeypatch: pytest.M
         assert 60 <= now[0] < 64
         assert max(pauses) <= 4
     assert runs[0] != runs[1]
-    assert _Patience(0).pause() is None
+    assert Patience(0).pause() is None
 
 
 async def test_waiting_has_an_end(server: Served) -> None:

@@ -30,6 +30,7 @@ from rollcage.events import (
     Entry,
     EnvironmentOpened,
     FilesCollected,
+    Progress,
     Queued,
     Scored,
     StageEnded,
@@ -159,6 +160,8 @@ class Narrator:
 
     def _remark(self, event: object) -> list[Text]:
         match event:
+            case Progress(message=message):
+                return [self._line(Text(one_line(message, 200), style=DIM))]
             case BoxOpened(sandbox_id=box, backend=backend, fresh=fresh, notes=notes):
                 what = "fresh box for verification" if fresh else "box"
                 first = self._line(Text(f"{what} {one_line(box, 60)} {self.marks.dot} {one_line(backend, 30)}"))

@@ -161,7 +161,7 @@ async def _rollout(settings: Settings, task: TaskFile, output: Output, interrupt
     async with (
         opened_model(task, settings) as endpoint,
         Store.open(settings.log_path) as store,
-        opened_runner(settings, store) as runner,
+        opened_runner(settings, store, narrated=True) as runner,
     ):
         job = job_of(task, endpoint)
         if job.sandbox.backend == "local":

@@ -30,6 +30,7 @@ from rollcage.errors import (
 from rollcage.events import AgentEnded, BoxOpened, Ended, Event, Scored, StageEnded, StageStarted, TurnEnded
 from rollcage.gateway import Gateway
 from rollcage.gateway.lease import Lease
+from rollcage.rollout.opening import opened
 from rollcage.rollout.reward import combined
 from rollcage.rollout.setup import Trees, keep_trees, run_commands, stage_files, why_refused, with_uploaded_tests
 from rollcage.rollout.steps import earned_by_steps, falls_short, steps_of
@@ -138,7 +139,7 @@ async def _rollout(job: Job, deps: RolloutDeps, log: Log, stages: Stages, name: 
             await deps.gateway.check(job.model)
         async with (
             remote(job, deps, log) as environment,
-            deps.provider.open(job.sandbox, deps.agent.layers()) as box,
+            opened(deps.provider.open(job.sandbox, deps.agent.layers()), log) as box,
         ):
             await log(BoxOpened(sandbox_id=box.id, backend=deps.provider.name, notes=box.notes))
             await stages.enter(Stage.SETUP)

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ import anyio.to_thread
 
 from rollcage.errors import SetupError
 from rollcage.locks import locked, try_lock
+from rollcage.sandboxes.progress import tell
 
 BOX_UID = 61234
 """The host user that boxes run as, and that layers belong to, where we are root: nobody's, on any usual machine."""
@@ -73,6 +74,15 @@ class LayerStore:
             if not final.exists():
                 await self._build(layer, final)
         return final
+
+    async def ensure_all(self, layers: Iterable[Layer]) -> list[Path]:
+        """The folders of layers that a box is about to be made of; whoever waits for the box is told what is built."""
+        folders = []
+        for layer in layers:
+            if not self.has(layer):
+                tell(f"preparing {layer.name} (once)")
+            folders.append(await self.ensure(layer))
+        return folders
 
     @asynccontextmanager
     async def held(self, layer: Layer) -> AsyncIterator[Path]:

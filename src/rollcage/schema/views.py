@@ -47,6 +47,9 @@ class RolloutState(Value):
     """`queued`, `starting`, `running`, `verifying` or `done`; `unknown` where there is no such rollout."""
     stage: Stage | None = None
     """The stage of its log."""
+    progress: str = ""
+    """What it is doing in `provision` that takes a while (fetching, building), in words; empty where there is nothing
+    to tell. The list of rollouts leaves it out."""
     queue_position: int | None = None
     """1 is the next to begin; null where it does not wait, or waits in another server."""
     serve_session_id: str | None = None

@@ -38,8 +38,8 @@ from rollcage.settings import Settings
 from rollcage.store import Query, Store, Summary
 from rollcage.store.retention import file_bytes, size_of
 from rollcage.trajectory import MergeView, merge_view
-from rollcage.types import Endpoint, Job, Value
-from rollcage.wiring import opened_registry, opened_traces
+from rollcage.types import Endpoint, Job, Stage, Value
+from rollcage.wiring import opened_listener, opened_registry
 
 if TYPE_CHECKING:
     from rollcage.simulators import ScriptedModel
@@ -102,7 +102,7 @@ class Service(LogReader):
         """Rollouts that belong together."""
         self.batches = BatchService(self, tasks)
         """Whole task sets."""
-        self._traces: EventListener = lambda rollout_id, event: None
+        self._listener: EventListener = lambda rollout_id, event: None
         runner.on_event = self._on_event
 
     @classmethod
@@ -125,7 +125,7 @@ class Service(LogReader):
         async with (
             Store.open(settings.log_path) as store,
             opened_registry(settings, warm=warm, local=False) as backends,
-            opened_traces(settings, store) as on_event,
+            opened_listener(settings, store) as on_event,
             anyio.create_task_group() as tasks,
             # Before the runner, so that it outlives the rollouts.
             AsyncExitStack() as stack,
@@ -134,7 +134,7 @@ class Service(LogReader):
             service = cls(settings, store, runner, tasks, limits)
             service.environments = RemoteEnvironments(backends.environments, environments or {}, settings, tasks)
             service.agents = backends.agents
-            service._traces = on_event
+            service._listener = on_event
             service._stack = stack
             tasks.start_soon(service._look_after, callers or {})
             try:
@@ -266,7 +266,11 @@ class Service(LogReader):
 
     async def state(self, rollout_id: str, caller: Caller) -> RolloutState:
         """Where it is. One row of one table: cheap."""
-        return self._state(await self.visible(rollout_id, caller))
+        state = self._state(await self.visible(rollout_id, caller))
+        if state.stage is not Stage.PROVISION:
+            return state
+        entries = await self._store.read(rollout_id)  # few, as long as there is no box
+        return state.model_copy(update={"progress": Rollout.fold(entries).progress})
 
     async def reached(self, rollout_id: str, caller: Caller) -> tuple[RolloutState, int]:
         """Where it is, and the seq of its newest entry."""
@@ -330,7 +334,7 @@ class Service(LogReader):
 
     def _on_event(self, rollout_id: str, event: Event) -> None:
         self.metrics.on_event(rollout_id, event)
-        self._traces(rollout_id, event)
+        self._listener(rollout_id, event)
         if isinstance(event, Queued) and event.job.model.kind == "scripted":
             self._scripts[rollout_id] = event.job.model
         elif isinstance(event, Ended):

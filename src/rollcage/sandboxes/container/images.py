@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import anyio
 import anyio.to_thread
 
 from rollcage.sandboxes.container.engine import ContainerEngine, archive_of, empty_system
 from rollcage.sandboxes.images.catalog import ImageStore
 from rollcage.sandboxes.inside import system as shown
 from rollcage.sandboxes.layers import Layer
+from rollcage.sandboxes.progress import SharedWork, tell
 from rollcage.types import BASE, System
 
 LAYERS = "/opt/rollcage"
@@ -54,7 +54,7 @@ class ImageBaker:
     def __init__(self, engine: ContainerEngine, images: ImageStore, folder: Path) -> None:
         """`images`: where the base system is. `folder`: where archives may lie while they are sent to the engine."""
         self._engine, self._images, self._layers, self._folder = engine, images, images.layers, folder
-        self._baking = anyio.Lock()
+        self._baking = SharedWork()
 
     def has_base(self) -> bool:
         """Whether the base system was made on this machine."""
@@ -62,8 +62,8 @@ class ImageBaker:
 
     async def ensure(self, template: str, layers: Sequence[Layer], system: System | None = None) -> BakedImage:
         """The image for a template, or else a system, and layers, baked now if nobody has yet."""
-        folders = {f"{LAYERS}/{folder.name}": folder for folder in [await self._layers.ensure(each) for each in layers]}
-        async with self._baking:
+        folders = {f"{LAYERS}/{folder.name}": folder for folder in await self._layers.ensure_all(layers)}
+        async with self._baking.alone():
             template = template or (await self._base() if system == BASE else "")
             mounts = {} if template else _system_mounts()
             base = await self._engine.image(template) if template else await self._system()
@@ -75,6 +75,7 @@ class ImageBaker:
             stem = re.sub(r"[^a-z0-9]+", "-", (template or "system").lower()).strip("-")[-60:]
             name = f"{_REPOSITORY}/{stem}:{digest}"
             if not await self._engine.has_image(name):
+                tell(f"making an image for containers of {', '.join(layer.name for layer in layers)} (once)")
                 await self._bake(base, folders, name)
         return BakedImage(name, mounts, tuple(folders), env)
 
@@ -90,6 +91,7 @@ class ImageBaker:
             name = f"{_REPOSITORY}/{BASE}:{image.recipe[:20]}"
             if await self._engine.has_image(name):
                 return name
+            tell("making an image for containers of the base system (once)")
             made = f"{_REPOSITORY}/empty:{BASE}"
             await self._engine.import_tree(empty_system(_PLACES, {}), made)
             *above, last = [self._layers.folder / part for part in self._images.folders(image, "system")]

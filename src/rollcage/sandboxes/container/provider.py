@@ -22,6 +22,7 @@ from rollcage.sandboxes.container.images import BakedImage, ImageBaker
 from rollcage.sandboxes.images.catalog import ImageStore
 from rollcage.sandboxes.inside.system import USERS
 from rollcage.sandboxes.layers import Layer, LayerStore, box_uid
+from rollcage.sandboxes.progress import SharedWork
 from rollcage.types import BASE, HOME, SandboxSpec
 
 OWNER = "rollcage.owner"
@@ -66,7 +67,7 @@ class ContainerProvider:
 
         `make_base`: makes the base system in `state_dir`, where a box wants it and it is not there.
         """
-        self._make_base = make_base
+        self._make_base, self._making_base = make_base, SharedWork()
         self._state_dir, self._addresses = state_dir, tuple(addresses)
         self._owner: _Owner | None = None
         self._started: _Started | None = None
@@ -89,7 +90,9 @@ class ContainerProvider:
         """A box whose home starts as these layers, topmost first. Closed, with all in it, at the end of the block."""
         started = await self._start()
         if spec.system == BASE and not started.images.has_base() and self._make_base is not None:
-            await self._make_base()
+            async with self._making_base.alone():
+                if not started.images.has_base():
+                    await self._make_base()
         image = await started.images.ensure(spec.template, layers, spec.system)
         box = await self._build(started, spec, image)
         try:

@@ -20,6 +20,7 @@ from rollcage.sandboxes.base import check_system, refuse_writable_system, run
 from rollcage.sandboxes.e2b.box import TTL_S, E2BBox
 from rollcage.sandboxes.e2b.cloud import BoxOrder, Cloud, boundary
 from rollcage.sandboxes.layers import Layer, LayerStore, box_uid
+from rollcage.sandboxes.progress import tell
 from rollcage.settings import E2BSettings
 from rollcage.types import BASE, HOME, SandboxSpec
 
@@ -171,7 +172,7 @@ class E2BProvider:
 
     async def archive(self, layer: Layer) -> Path:
         """The layer, built and packed once, for sending."""
-        folder = await LayerStore(self._layers_dir, owner=box_uid()).ensure(layer)
+        [folder] = await LayerStore(self._layers_dir, owner=box_uid()).ensure_all([layer])
         return await anyio.to_thread.run_sync(pack, folder, self._state / "archives")
 
 
@@ -204,6 +205,7 @@ async def _populate_home(box: E2BBox, archives: Sequence[Path]) -> None:
     if ready.stdout.text.strip() == "baked":
         return
     for number, archive in enumerate(reversed(archives)):
+        tell(f"sending {archive.name} to the box")
         place = f"/tmp/layer-{number}.tar.gz"  # noqa: S108 - in the box, before anything else ran there
         with boundary(f"cannot send {archive.name} to a box at E2B"), archive.open("rb") as file:
             await asyncio.wait_for(box.sandbox.files.write(place, file, user="user"), _UPLOAD_TIMEOUT_S)

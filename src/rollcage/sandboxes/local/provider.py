@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from errno import EMFILE, ENFILE, ENOMEM
 from pathlib import Path
@@ -23,26 +23,20 @@ from rollcage.sandboxes.local.cgroups import Group, Groups
 from rollcage.sandboxes.local.disks import Disks, discard
 from rollcage.sandboxes.local.fork_server import ForkServer
 from rollcage.sandboxes.local.machine import remedy
+from rollcage.sandboxes.progress import SharedWork, tell
 from rollcage.types import BASE, SandboxSpec
 
 _START_TIMEOUT_S = 60
 
 
-def silent(line: str) -> None:
-    """Tells nobody."""
-
-
 class LocalProvider:
     """Opens boxes on this machine. Its fork server starts with the first box and ends with the provider."""
 
-    def __init__(
-        self, state_dir: Path, *, uid: int = BOX_UID, on_disk: bool = False, say: Callable[[str], None] = silent
-    ) -> None:
+    def __init__(self, state_dir: Path, *, uid: int = BOX_UID, on_disk: bool = False) -> None:
         """Layers are kept below `state_dir`. Where we are root, boxes run as the host user `uid`, never as root.
 
         What boxes write below home is kept in memory, and held to its size; with `on_disk`, or where this machine's
-        memory disks will not do, in folders below `state_dir`. `say`: told how the base system is made, where a box
-        wants it and it is not there.
+        memory disks will not do, in folders below `state_dir`.
         """
         if uid <= 0:
             raise UsageError(f"uid {uid}: a box must run as an ordinary user")
@@ -51,7 +45,7 @@ class LocalProvider:
         """What boxes are made of."""
         self.images = ImageStore(state_dir / "images", self.layers)
         """What `template` can name."""
-        self._say, self._making_base = say, anyio.Lock()
+        self._making_base = SharedWork()
         self._fork_server: ForkServer | None = None
         self._groups: Groups | None = None
         self._on_disk = on_disk
@@ -87,7 +81,7 @@ class LocalProvider:
         self, image: Image, spec: SandboxSpec, layers: Sequence[Layer] = ()
     ) -> AsyncIterator[LocalBox]:
         """The same for an image that need not have a name yet. Its parts must be held while the block lasts."""
-        folders = [await self.layers.ensure(layer) for layer in layers]
+        folders = await self.layers.ensure_all(layers)
         fork_server, groups = await self._start()
         box = await self._build(fork_server, groups, spec, image, [folder.name for folder in folders])
         try:
@@ -99,9 +93,9 @@ class LocalProvider:
     async def _make_base(self) -> None:
         from rollcage.sandboxes.images.base import ensure_base
 
-        async with self._making_base:
+        async with self._making_base.alone():
             if not self.images.has(BASE):
-                await ensure_base(self, lambda line: self._say(f"base system: {line}"))
+                await ensure_base(self, lambda line: tell(f"base system: {line}"))
 
     def close(self) -> None:
         """End the fork server, and every command that still runs."""

@@ -188,7 +188,7 @@ function Title({ store }) {
   const { id, job, ended } = store;
   const at = store.stages.at(-1)?.name ?? "queued";
   const result = standing({ outcome: ended?.outcome ?? null, reward: store.reward?.total ?? null });
-  const outcome = ended ? words(ended.outcome) : store.aborting || stopping === "stopping" ? "stopping…" : DOING[at];
+  const outcome = ended ? words(ended.outcome) : store.aborting || stopping === "stopping" ? "stopping…" : store.doing || DOING[at];
   const abort = async () => {
     setStopping("stopping");
     try {

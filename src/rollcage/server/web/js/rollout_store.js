@@ -25,6 +25,7 @@ export class RolloutStore {
     this.reward = null;
     this.stages = [];
     this.boxes = [];
+    this.doing = "";
     this.commands = [];
     this.turns = [];
     this.suspicions = [];
@@ -101,7 +102,11 @@ export class RolloutStore {
         if (stage) stage.to = time;
         break;
       }
+      case "progress":
+        this.doing = event.message;
+        break;
       case "box_opened":
+        this.doing = "";
         this.boxes.push(event);
         break;
       case "command_started":
