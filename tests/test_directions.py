@@ -14,12 +14,13 @@ from support.paths import ROOT
 
 SOURCE = ROOT / "src"
 
-LEAVES = "types errors agent_events events json_safe sse locks evaluation"
+LEAVES = "types errors agent_events events json_safe sse locks asgi evaluation"
 TABLE = f"""
 errors                 :
 types                  : errors
 json_safe              :
 sse                    :
+asgi                   : errors
 evaluation             : types
 locks                  :
 agent_events           : types

@@ -7,17 +7,14 @@ are bounded, and when the block ends, calls in flight are cut.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 import anyio
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from rollcage.asgi import serve, stop
 from rollcage.errors import UsageError
 from rollcage.mcp.errors import EndpointDown, ToolError, ToolFailed, ToolNotFound
 from rollcage.mcp.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, RpcRefused, RpcRequest, dumped, result
@@ -54,45 +51,13 @@ Record = Callable[[ToolCall], Awaitable[object]]
 async def serve_tools(tools: Tools, sock: socket.socket, *, record: Record | None = None) -> AsyncIterator[None]:
     """Serve them on a listening socket until the end of the block. Each call is recorded before it is answered."""
     app = _App(tools, record)
-    config = uvicorn.Config(
-        app,
-        http=_Connection,
-        lifespan="off",
-        ws="none",
-        log_config=None,
-        server_header=False,
-        limit_concurrency=CONNECTIONS,
-    )
-    config.load()
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
-    # Its startup alone: serve() would take over the process's signals and wake up ten times a second.
-    await server.startup(sockets=[sock])
+    server = await serve(app, sock, connections=CONNECTIONS)
     try:
         yield
     finally:
         with anyio.CancelScope(shield=True):
             app.stop()
-            for listener in server.servers:
-                listener.close()
-            while server.server_state.connections or server.server_state.tasks:
-                for connection in list(server.server_state.connections):
-                    connection.transport.abort()
-                tasks = list(server.server_state.tasks)
-                await (asyncio.wait(tasks, timeout=0.05) if tasks else asyncio.sleep(0))
-
-
-class _Connection(HttpToolsProtocol):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.access_log = False
-
-    def connection_made(self, transport: Any) -> None:
-        raw = transport.get_extra_info("socket")
-        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-            # asyncio does this only for sockets made with an explicit protocol number; else answers wait for 40 ms.
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        super().connection_made(transport)
+            await stop(server)
 
 
 class _App(ToolServer):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from types import TracebackType
 from typing import Any, Self
 
-import anyio
 import uvicorn
 
-from rollcage.errors import SetupError, UsageError
-from rollcage.simulators.quiet import QuietProtocol
+from rollcage.asgi import on_loopback, serve, stop
+from rollcage.errors import UsageError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -37,32 +34,9 @@ class Loopback:
 
     async def __aenter__(self) -> Self:
         """Listen."""
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", self._port))
-        except OSError as error:
-            listener.close()
-            raise SetupError(
-                f"{self._what} cannot listen on 127.0.0.1:{self._port} ({error.strerror}): "
-                "choose another port, or 0 for any that is free"
-            ) from error
-        config = uvicorn.Config(
-            self._serves,
-            interface="asgi3",
-            http=QuietProtocol,
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            server_header=False,
-        )
-        config.load()
-        server = uvicorn.Server(config)
-        server.lifespan = config.lifespan_class(config)
-        # Its startup alone: serve() would take over the process's signals and wake up ten times a second.
-        await server.startup(sockets=[listener])
+        listener = on_loopback(self._port, self._what)
+        self._server = await serve(self._serves, listener)
         self._port = listener.getsockname()[1]
-        self._server = server
         return self
 
     async def __aexit__(
@@ -70,19 +44,8 @@ class Loopback:
     ) -> None:
         """Stop listening, drop every connection, wait for what still runs."""
         server, self._server = self._server, None
-        if server is None:
-            return
-        with anyio.CancelScope(shield=True):
-            for listener in server.servers:
-                listener.close()
-            # Dropped connections look to the application like clients that left: it ends by itself.
-            while server.server_state.connections or server.server_state.tasks:
-                for connection in list(server.server_state.connections):
-                    connection.transport.abort()
-                tasks = list(server.server_state.tasks)
-                await (asyncio.wait(tasks, timeout=0.1) if tasks else asyncio.sleep(0))
-            for listener in server.servers:
-                await listener.wait_closed()
+        if server is not None:
+            await stop(server)
 
 
 async def read_body(receive: Receive) -> bytes:

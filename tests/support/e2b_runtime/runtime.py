@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import socket
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
@@ -14,16 +13,15 @@ from typing import Any, Self
 from urllib.parse import parse_qs, parse_qsl, unquote
 
 import anyio
-import uvicorn
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 from pydantic import SecretStr
 
+from rollcage.asgi import on_loopback, serve, stop
 from rollcage.errors import FileMissing, SandboxError
 from rollcage.sandboxes.layers import Layer
 from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.settings import E2BSettings
-from rollcage.simulators.quiet import QuietProtocol
 from rollcage.types import JsonObject, SandboxSpec
 from support.e2b_runtime.envd import process_application
 from support.e2b_runtime.machines import ENVD_VERSION, Machine, Order
@@ -86,18 +84,9 @@ class E2BRuntime:
 
     async def __aenter__(self) -> Self:
         self._provider = await self._stack.enter_async_context(LocalProvider(self._state_dir))
-        config = uvicorn.Config(
-            self, http=QuietProtocol, lifespan="off", ws="none", log_config=None, server_header=False
-        )
-        config.load()
-        self._server = uvicorn.Server(config)
-        self._server.lifespan = config.lifespan_class(config)
-        # Named as TCP, or asyncio does not switch off the delay of small segments.
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(512)
+        listener = on_loopback(0, "E2B's stand-in")
+        self._server = await serve(self, listener)
         self._port = listener.getsockname()[1]
-        await self._server.startup(sockets=[listener])
         self._watching = asyncio.create_task(self._watch())
         return self
 
@@ -107,12 +96,7 @@ class E2BRuntime:
             await asyncio.gather(self._watching, return_exceptions=True)
             for box_id in list(self.machines):
                 await self.vanish(box_id)
-            for server in self._server.servers:
-                server.close()
-            for connection in list(self._server.server_state.connections):
-                if connection.transport is not None:
-                    connection.transport.abort()
-            await asyncio.gather(*self._server.server_state.tasks, return_exceptions=True)
+            await stop(self._server)
             await self._stack.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
