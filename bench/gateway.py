@@ -200,7 +200,7 @@ async def serve(upstream: str, folder: str) -> None:
     """The gateway as it runs in a server, its turns going into a real log."""
     from rollcage.events import Queued, TurnEnded
     from rollcage.gateway import Gateway
-    from rollcage.interpreter import tuned_for_streams
+    from rollcage.server.interpreter import tuned_for_streams
     from rollcage.store import Store
     from rollcage.types import Endpoint, Job, Limits, Task, Turn
 

@@ -65,11 +65,8 @@ runner                 : rollout simulators store trajectory schema agents sandb
 otel                   : settings store {LEAVES}
 wiring                 : *
 api                    : *
-evaluate               : *
-background             : *
 trl                    : *
 verl                   : *
-interpreter            :
 client                 : schema trajectory {LEAVES}
 cli                    : *
 server                 : *
@@ -90,10 +87,8 @@ ALLOWED = {
 }
 EDGES = {
     "api",
-    "background",
     "cli",
     "client",
-    "evaluate",
     "examples",
     "opencode_env",
     "server",

@@ -8,20 +8,20 @@ from __future__ import annotations
 TYPE_CHECKING = False  # type checkers take this name for true; importing `typing` would take longer than all the rest
 if TYPE_CHECKING:
     # What type checkers see; at run time each name is fetched when it is first used.
-    from rollcage.api import aeval as aeval
-    from rollcage.api import arun as arun
-    from rollcage.api import arun_group as arun_group
-    from rollcage.api import eval as eval
-    from rollcage.api import load as load
-    from rollcage.api import open_runner as open_runner
-    from rollcage.api import run as run
+    from rollcage.api.evaluate import Batch as Batch
+    from rollcage.api.run import aeval as aeval
+    from rollcage.api.run import arun as arun
+    from rollcage.api.run import arun_group as arun_group
+    from rollcage.api.run import eval as eval
+    from rollcage.api.run import load as load
+    from rollcage.api.run import open_runner as open_runner
+    from rollcage.api.run import run as run
     from rollcage.client import Client as Client
     from rollcage.client import SyncClient as SyncClient
     from rollcage.errors import RollcageError as RollcageError
     from rollcage.errors import SetupError as SetupError
     from rollcage.errors import StoreError as StoreError
     from rollcage.errors import UsageError as UsageError
-    from rollcage.evaluate import Batch as Batch
     from rollcage.events import Rollout as Rollout
     from rollcage.runner import Runner as Runner
     from rollcage.settings import Settings as Settings
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
-    "api": "aeval arun arun_group eval load open_runner run",
+    "api.evaluate": "Batch",
+    "api.run": "aeval arun arun_group eval load open_runner run",
     "client": "Client SyncClient",
     "errors": "RollcageError SetupError StoreError UsageError",
-    "evaluate": "Batch",
     "events": "Rollout",
     "runner": "Runner",
     "settings": "Settings",

@@ -14,8 +14,8 @@ from hashlib import sha256
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from rollcage.api import Work
-from rollcage.background import BackgroundRunner, Running, Wanted
+from rollcage.api.background import BackgroundRunner, Running, Wanted
+from rollcage.api.run import Work
 from rollcage.errors import UsageError
 from rollcage.events import Rollout
 from rollcage.schema.arguments import RolloutArguments

@@ -20,8 +20,8 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
-from rollcage.api import Work
-from rollcage.background import BackgroundRunner, Wanted
+from rollcage.api.background import BackgroundRunner, Wanted
+from rollcage.api.run import Work
 from rollcage.errors import UsageError
 from rollcage.events import Rollout
 from rollcage.trajectory import sequences

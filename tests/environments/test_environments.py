@@ -139,7 +139,7 @@ def ask(path, body=None, method=None):
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(root + path, data, {"content-type": "application/json"}, method=method)
     try:
-        return urllib.request.urlopen(request, timeout=20).read().decode()
+        return urllib.request.urlopen(request, timeout=300).read().decode()
     except Exception as error:
         return f"{error} {getattr(error, 'read', bytes)()}"
 def rpc(method, **params):
@@ -155,7 +155,7 @@ for arguments in (deep, '{"ticket_id": "\\ud800"}', '{"ticket_id": 1e999}', "{" 
     body = '{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": ' + params + "}"
     request = urllib.request.Request(root + "/mcp", body.encode(), {"content-type": "application/json"})
     try:
-        print("ODD", urllib.request.urlopen(request, timeout=20).read()[:300])
+        print("ODD", urllib.request.urlopen(request, timeout=300).read()[:300])
     except Exception as error:
         print("ODD", error)
 print(rpc("tools/list"), rpc("initialize"), rpc("tools/call", name="resolve_ticket", arguments={"ticket_id": 101}))

@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from rollcage import UsageError
-from rollcage.api import aeval
+from rollcage.api.evaluate import Batch, Evaluating
+from rollcage.api.run import aeval
 from rollcage.errors import ModelUnreachable
-from rollcage.evaluate import Batch, Evaluating
 from rollcage.evaluation.batches import BatchPlan, TaskRef, compare
 from rollcage.runner import Runner
 from rollcage.runner.batch import batch_lock, batch_view

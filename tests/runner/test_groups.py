@@ -184,7 +184,7 @@ CHILD = """
 import sys
 from pathlib import Path
 import anyio
-from rollcage.api import open_runner
+from rollcage.api.run import open_runner
 from rollcage.runner import StartOptions
 from rollcage.settings import Settings
 from rollcage.simulators import ScriptedModel

@@ -13,8 +13,8 @@ from rollcage.cli.codes import EVAL_HELP
 from rollcage.cli.options import JSON, OTLP, REQUIRE, Derived, all_of, seconds
 
 if TYPE_CHECKING:
+    from rollcage.api.evaluate import Evaluation
     from rollcage.cli.batch_screen import BatchScreen
-    from rollcage.evaluate import Evaluation
     from rollcage.evaluation.batches import BatchReport, BatchView
     from rollcage.settings import Settings
 
@@ -56,8 +56,8 @@ def evaluate(sources: tuple[str, ...], resume: str, as_json: bool, output: str |
         raise click.UsageError("name task sources, or a batch to --resume")
     import anyio
 
+    from rollcage.api.evaluate import Evaluation, prices_in
     from rollcage.cli.output import environment
-    from rollcage.evaluate import Evaluation, prices_in
     from rollcage.runner.batch import BatchLimits
 
     settings = environment().sending_traces(options.pop("otlp"), options.pop("otlp_content"))
@@ -163,9 +163,9 @@ async def _evaluate(settings: Settings, asked: Evaluation, how: tuple[bool, bool
 async def _run(
     settings: Settings, asked: Evaluation, how: tuple[bool, bool, str | None, float | None], screen: BatchScreen
 ) -> int:
+    from rollcage.api.evaluate import Batch, open_batch, resumed
     from rollcage.cli.output import write_json
     from rollcage.errors import UsageError
-    from rollcage.evaluate import Batch, open_batch, resumed
     from rollcage.evaluation.batches import NO_MODEL_LABEL
     from rollcage.runner.batch import is_running
     from rollcage.store import Store
@@ -222,8 +222,8 @@ def _write(path: str, view: BatchView, found: BatchReport) -> None:
 
 
 async def _report(settings: Settings, name: str, style: str, output: str | None) -> int:
+    from rollcage.api.evaluate import prices_in
     from rollcage.cli.output import write_json
-    from rollcage.evaluate import prices_in
     from rollcage.evaluation.reports import csv_of_rows, markdown
     from rollcage.runner.batch import batch_view, is_running
     from rollcage.wiring import opened_log

@@ -19,9 +19,9 @@ from pydantic import Field, SecretStr
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rollcage.errors import SetupError, UsageError
-from rollcage.interpreter import tuned_for_streams
 from rollcage.server.app import App, gated
 from rollcage.server.auth import Keys, load_keys, loopback
+from rollcage.server.interpreter import tuned_for_streams
 from rollcage.server.service import ServerLimits, Service
 from rollcage.settings import FleetSettings, Settings
 from rollcage.types import Value

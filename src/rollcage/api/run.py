@@ -21,7 +21,7 @@ from rollcage.types import Job, Task
 from rollcage.wiring import opened_runner, ungrouped
 
 if TYPE_CHECKING:
-    from rollcage.evaluate import Batch, Evaluating
+    from rollcage.api.evaluate import Batch, Evaluating
     from rollcage.runner import Runner
     from rollcage.store import Store
 
@@ -169,7 +169,7 @@ def aeval(
     The same call goes on where it was: what has a result is not run again. `retry`: see `rollcage eval --retry`.
     `budget`: in the currency of `prices.toml`. `runner` and `store`: what `open_runner` gave, and its log.
     """
-    from rollcage.evaluate import Evaluating, Evaluation, prices_in
+    from rollcage.api.evaluate import Evaluating, Evaluation, prices_in
     from rollcage.runner.batch import BatchLimits
 
     if (runner is None) != (store is None):

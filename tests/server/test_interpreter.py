@@ -7,7 +7,7 @@ import sys
 from contextlib import ExitStack
 
 from rollcage.gateway import Gateway
-from rollcage.interpreter import SWITCH_S, YOUNG, tuned_for_streams
+from rollcage.server.interpreter import SWITCH_S, YOUNG, tuned_for_streams
 
 
 def habits() -> tuple[tuple[int, int, int], float]:

@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import TaskStatus
 from anyio.from_thread import start_blocking_portal
 
-from rollcage.api import Work, arun, open_runner, read
+from rollcage.api.run import Work, arun, open_runner, read
 from rollcage.events import Rollout
 from rollcage.settings import Settings
 
