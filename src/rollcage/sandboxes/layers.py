@@ -19,7 +19,10 @@ from rollcage.locks import locked, try_lock
 from rollcage.sandboxes.progress import tell
 
 BOX_UID = 61234
-"""The host user that boxes run as, and that layers belong to, where we are root: nobody's, on any usual machine."""
+"""The host user that layers belong to where we are root: nobody's, on any usual machine. Boxes run as it where they
+cannot have users of their own."""
+BOX_UIDS = range(0x70000000, 0x71000000)
+"""Host users of which each box gets its own, where we are root: of a range that nothing else hands out."""
 
 
 @dataclass(frozen=True)

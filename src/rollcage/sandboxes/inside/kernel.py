@@ -28,6 +28,7 @@ MNT_DETACH = 2
 ATTR_RDONLY = 1
 ATTR_NOSUID = 2
 ATTR_NODEV = 4
+_ATTR_IDMAP = 0x00100000
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _AT_EMPTY_PATH = 0x1000
@@ -97,9 +98,13 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
     )
 
 
-def set_attributes(target: str | int, attributes: int) -> None:
-    """Set mount attributes on a whole tree of mounts at once, named by a path or a descriptor."""
-    wanted = struct.pack("=QQQQ", attributes, 0, 0, 0)
+def set_attributes(target: str | int, attributes: int, mapping: int = -1) -> None:
+    """Set mount attributes on a whole tree of mounts at once, named by a path or a descriptor.
+
+    `mapping`: a user namespace that says whose files are shown as whose.
+    """
+    mapped = (attributes | _ATTR_IDMAP, mapping) if mapping >= 0 else (attributes, 0)
+    wanted = struct.pack("=QQQQ", mapped[0], 0, 0, mapped[1])
     number = ctypes.c_long(_NR_MOUNT_SETATTR)
     where, path, how = (target, "", _AT_EMPTY_PATH) if isinstance(target, int) else (_AT_FDCWD, target, 0)
     _check(

@@ -68,6 +68,8 @@ class Shape(NamedTuple):
     """Where on the host it writes, as the fork server names it; empty: to a memory disk."""
     systems: int = 0
     """How many folders its system is made of, where it is one of its own."""
+    uid: int = 0
+    """The host user that it runs as, where each box has its own."""
 
 
 class LocalBox:
@@ -90,7 +92,7 @@ class LocalBox:
         self._fork_server = fork_server
         self._user, self._mnt, self._net = namespaces
         self._group, controllers = limits
-        self._spec, self._layers, self._folder, self._systems = shape
+        self._spec, self._layers, self._folder, self._systems, self._uid = shape
         self._rooted = self._spec.writable_system
         self.image_env = dict(env or {})
         self._notes = _notes(shape, controllers)
@@ -272,7 +274,7 @@ class LocalBox:
         answered = anyio.Event()
         self._asked.add(answered)
         try:
-            return await self._fork_server.ask(action, request, fds)
+            return await self._fork_server.ask(action, {**request, "uid": self._uid}, fds)
         finally:
             self._asked.discard(answered)
             answered.set()
@@ -382,7 +384,8 @@ def _limits(spec: SandboxSpec, *, judged: bool, judge: bool) -> dict[str, int]:
         "DATA": spec.memory_mb << 20,
         "FSIZE": spec.file_mb << 20,
         # It also bounds how many descriptors the host user may have on their way through sockets when one more is sent.
-        # So what agents have on their way never keeps a judge of another box from handing over what it launches.
+        # So what agents have on their way never keeps a judge, of another box either where boxes share a user, from
+        # handing over what it launches.
         "NOFILE": 2 * _FILES if judge else _FILES,
         # As NPROC: of all commands of the box together. The host user's own allowance is many times as large.
         "SIGPENDING": PENDING_SIGNALS,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import secrets
 import select
 import shutil
 import socket
@@ -25,6 +26,7 @@ from rollcage.errors import SandboxLost, SetupError
 from rollcage.sandboxes.box_rpc import BoxReply, MemoryFile, RequestRefused
 from rollcage.sandboxes.inside.kernel import receive_fds
 from rollcage.sandboxes.inside.requests import AGAIN_S
+from rollcage.sandboxes.layers import BOX_UIDS
 from rollcage.types import JsonObject
 
 _START = "import sys; sys.path.append(sys.argv[1]); from rollcage.sandboxes.local.inside.main import main; main()"
@@ -36,7 +38,11 @@ class ForkServer:
     """A running fork server. It ends when this object is closed or collected, or when this process ends in any way."""
 
     def __init__(self, layers: Path, uid: int | None) -> None:
-        """Starts it; boxes run as `uid` (None: as whoever we are) and take their layers from the folder `layers`."""
+        """Starts it; boxes take their layers, which are `uid`'s, from the folder `layers`.
+
+        Each box runs as a user of its own (`new_user`), or as `uid` where this machine allows none; as whoever we are
+        where `uid` is None.
+        """
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             raise SetupError("bubblewrap is not installed; run: apt-get install bubblewrap")
@@ -46,7 +52,7 @@ class ForkServer:
             str(os.getpid()),
             str(layers),
             bwrap,
-            "-" if uid is None else str(uid),
+            "-" if uid is None else f"{uid}:{BOX_UIDS[0]}",
         ]
         with theirs:
             pid = os.posix_spawn(
@@ -62,6 +68,9 @@ class ForkServer:
         self._control = ours
         self._sending = anyio.Lock()
         self._ready = False
+        self._last = secrets.randbelow(len(BOX_UIDS))
+        self.own_users = False
+        """Whether each box has a host user of its own: known once anything was asked."""
         self.close = weakref.finalize(self, _end, ours, pid)
         """Ends it, and every command it started."""
 
@@ -75,12 +84,20 @@ class ForkServer:
         except OSError:
             return True
 
+    def new_user(self) -> int:
+        """A host user that no other box has, nor had lately; other processes begin elsewhere in the range."""
+        self._last = (self._last + 1) % len(BOX_UIDS)
+        return BOX_UIDS[self._last]
+
     async def ask(self, action: str, request: Mapping[str, object], fds: Sequence[int] = ()) -> BoxReply:
-        """Have something done; RequestRefused where it could not be, SandboxLost where the fork server died."""
+        """Have something done; RequestRefused where it could not be, SandboxLost where the fork server died.
+
+        `uid` in a request is the user of the box that it is about; without, it is done as a new one.
+        """
         ours, theirs = socket.socketpair()
         reply = _Reading(ours)
         try:
-            with theirs, MemoryFile(json.dumps(request).encode()) as body:
+            with theirs, MemoryFile(self._body(request)) as body:
                 async with self._sending:
                     await self._become_ready()
                     while not self._send(action, [theirs.fileno(), body.fileno(), *fds]):
@@ -100,7 +117,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         reply = _Reading(ours)
         with ours:
-            with theirs, MemoryFile(json.dumps(request).encode()) as body:
+            with theirs, MemoryFile(self._body(request)) as body:
                 if not self._ready:
                     select.select([self._control], [], [], _START_TIMEOUT_S)
                     self._check_ready()
@@ -110,6 +127,9 @@ class ForkServer:
                 select.select([ours], [], [])
             return reply.result()
 
+    def _body(self, request: Mapping[str, object]) -> bytes:
+        return json.dumps({"uid": self.new_user(), **request}).encode()
+
     async def _become_ready(self) -> None:
         if not self._ready:
             with anyio.move_on_after(_START_TIMEOUT_S):
@@ -117,10 +137,10 @@ class ForkServer:
             self._check_ready()
 
     def _check_ready(self) -> None:
-        try:
-            self._ready = self._control.recv(16, socket.MSG_DONTWAIT) == b"ready"
-        except BlockingIOError:
-            self._ready = False
+        said = b""
+        with suppress(BlockingIOError):
+            said = self._control.recv(16, socket.MSG_DONTWAIT)
+        self._ready, self.own_users = said.startswith(b"ready"), said == b"ready own"
         if not self._ready:
             raise SetupError(f"the sandbox's fork server does not start: try `{sys.executable} -I -S -c pass`")
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rollcage.errors import RollcageError
 from rollcage.sandboxes.box_rpc import RequestRefused
 from rollcage.sandboxes.launcher import TOOLS
-from rollcage.sandboxes.layers import LayerStore, box_uid
+from rollcage.sandboxes.layers import BOX_UID, LayerStore, box_uid
 from rollcage.sandboxes.local.cgroups import CONTROLLERS, Group, Groups
 from rollcage.sandboxes.local.disks import Disks
 from rollcage.sandboxes.local.fork_server import ForkServer
@@ -79,7 +79,8 @@ def findings(state_dir: Path | None = None) -> list[MachineFinding]:
     with tempfile.TemporaryDirectory() as name, _fork_server(folder := _layers(state_dir, Path(name))) as fork_server:
         if found[0].ok:
             found += _namespaces(fork_server, folder)
-        found += [_seccomp(), *_cgroups(fork_server), _inotify()]
+        own = isinstance(fork_server, ForkServer) and fork_server.own_users
+        found += [_seccomp(), *_cgroups(fork_server), _inotify(own=own)]
     return found
 
 
@@ -148,7 +149,22 @@ def _namespaces(fork_server: ForkServer | RollcageError, folder: Path) -> list[M
         if bound
         else MachineFinding(names[2], False, _ON_DISK, "use Linux 6.6 or newer")
     )
-    return [*(MachineFinding(name, True, "tried, works", "") for name in names[:2]), limit, divided]
+    works = "tried, works" + _users(fork_server)
+    return [
+        MachineFinding(names[0], True, works, ""),
+        MachineFinding(names[1], True, "tried, works", ""),
+        limit,
+        divided,
+    ]
+
+
+def _users(fork_server: ForkServer) -> str:
+    """Whose boxes are, where that is for us to choose."""
+    if os.geteuid() != 0:
+        return ""
+    if fork_server.own_users:
+        return "; each box has a host user of its own"
+    return f"; boxes share the host user {BOX_UID}, and what the kernel allows it (no idmapped mounts for layers here)"
 
 
 _ON_DISK = (
@@ -159,10 +175,11 @@ _ON_DISK = (
 
 def _build(fork_server: ForkServer, **more: str) -> MachineFinding:
     """Build a box, and try whether it can be divided."""
-    fds = fork_server.ask_now("build", {"layers": [], "disk": 1 << 20, "tmp": 1 << 20, **more}).fds
+    uid = fork_server.new_user()
+    fds = fork_server.ask_now("build", {"layers": [], "disk": 1 << 20, "tmp": 1 << 20, "uid": uid, **more}).fds
     name = "judge and judged"
     try:
-        return _divide(fork_server, fds[:2], name, brought=bool(more))
+        return _divide(fork_server, fds[:2], name, {"brought": bool(more), "uid": uid})
     except RequestRefused as refused:
         what = f"cannot be kept apart ({refused}): tasks that use `untrusted` are refused"
         return MachineFinding(name, False, what, remedy(refused.about, refused.errno))
@@ -171,9 +188,9 @@ def _build(fork_server: ForkServer, **more: str) -> MachineFinding:
             os.close(fd)
 
 
-def _divide(fork_server: ForkServer, fds: list[int], name: str, *, brought: bool) -> MachineFinding:
+def _divide(fork_server: ForkServer, fds: list[int], name: str, box: Mapping[str, object]) -> MachineFinding:
     nothing: dict[str, list[str]] = {each: [] for each in ("shared", "covered", "hidden", "sealed", "frozen")}
-    stack = {"upper": 0, "layers": 0, "brought": brought}
+    stack = {"upper": 0, "layers": 0, **box}
     launcher = {"tools": {}, "compiled": {}, "door": TOOLS, "needs_launcher": False}
     request = {**nothing, **stack, **launcher, "tmp": 1 << 20}
     for fd in fork_server.ask_now("divide", request, fds).fds:
@@ -259,8 +276,10 @@ def _login_has(name: str) -> bool:
     return False
 
 
-def _inotify() -> MachineFinding:
+def _inotify(*, own: bool) -> MachineFinding:
     count = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
     detail = f"{count} instances for all boxes together, {max(4, count // 8)} for one"
-    ok = count >= 512
+    if own:
+        detail = f"{count} instances for each box"
+    ok = own or count >= 512
     return MachineFinding("inotify", ok, detail, "" if ok else "run: sudo sysctl -w fs.inotify.max_user_instances=8192")

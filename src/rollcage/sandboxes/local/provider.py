@@ -33,7 +33,8 @@ class LocalProvider:
     """Opens boxes on this machine. Its fork server starts with the first box and ends with the provider."""
 
     def __init__(self, state_dir: Path, *, uid: int = BOX_UID, on_disk: bool = False) -> None:
-        """Layers are kept below `state_dir`. Where we are root, boxes run as the host user `uid`, never as root.
+        """Layers are kept below `state_dir`. Where we are root, each box runs as a host user of its own, and
+        layers are those of the user `uid`; where that cannot be, boxes run as `uid`. Never as root.
 
         What boxes write below home is kept in memory, and held to its size; with `on_disk`, or where this machine's
         memory disks will not do, in folders below `state_dir`.
@@ -161,11 +162,11 @@ class LocalProvider:
             group = groups.open(name, spec)
         except OSError as error:
             raise SandboxError(f"cannot open a box: its cgroup cannot be made ({error.strerror})") from error
-        folder = self._disks.place(name) if self._disks else ""
+        folder, uid = self._disks.place(name) if self._disks else "", fork_server.new_user()
         try:
             request = {"layers": layers, "disk": spec.disk_mb << 20, "tmp": spec.tmp_mb << 20, "folder": folder}
             systems = self.images.folders(image, "system")
-            system = {"systems": systems, "whole": image.whole, "rooted": spec.writable_system}
+            system = {"systems": systems, "whole": image.whole, "rooted": spec.writable_system, "uid": uid}
             # A folder must not be made after we gave up on it: nobody would remove it.
             with anyio.CancelScope(shield=bool(folder)):
                 answer = await fork_server.ask("build", {**request, **system})
@@ -181,7 +182,7 @@ class LocalProvider:
         except BaseException:
             group.close()
             raise
-        shape = Shape(spec, len(layers), folder, len(systems) if image.whole else 0)
+        shape = Shape(spec, len(layers), folder, len(systems) if image.whole else 0, uid)
         return LocalBox(name, fork_server, answer.fds, (group, groups.controllers), shape, {**image.env, **spec.env})
 
 

@@ -15,18 +15,22 @@ from contextlib import suppress
 from typing import Any
 
 from rollcage.sandboxes.inside import files, kernel
-from rollcage.sandboxes.inside.processes import become_user, end_all
+from rollcage.sandboxes.inside.processes import end_all
 from rollcage.sandboxes.inside.requests import connect, hand_over, listen, read_request, refusal_of
-from rollcage.sandboxes.local.inside import home, judged, rootfs, spawn, usage
+from rollcage.sandboxes.local.inside import home, judged, rootfs, spawn, usage, users
 
 MOST_BYTES = 64
+_AS_ROOT = ("build", "discard")
+"""What begins as root, and becomes the box's user in the course of it."""
 
 
 def main() -> None:
-    """Serve the socket that is standard input. Arguments: parent's pid, layer folder, bwrap's path, uid or -."""
-    parent, layers, bwrap_path, uid = sys.argv[2:6]
+    """Serve the socket that is standard input. Arguments: parent's pid, layer folder, bwrap's path; where we are root
+    the user whose layers are, a colon, and one that a box might have, else -.
+    """
+    parent, layers, bwrap_path, ids = sys.argv[2:6]
     os.closerange(3, 1 << 20)
-    # Descriptors on their way through sockets are counted for the uid that all boxes share: ours must always fit.
+    # Descriptors on their way through sockets are counted for a uid, which boxes may share: ours must always fit.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
@@ -46,8 +50,13 @@ def main() -> None:
         if os.getppid() != int(parent):
             return  # as above, and its folder is gone too
         raise
-    if uid != "-":
-        _drop_to(int(uid))
+    own = 0
+    if ids != "-":
+        owner, another = map(int, ids.split(":"))
+        if users.can_be_given(owner, another):
+            own = owner
+        else:
+            users.take_on(owner)
     # The dead are reaped by the kernel, orphans of a killed bubblewrap included.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     kernel.adopt_orphans()
@@ -56,13 +65,13 @@ def main() -> None:
     gc.freeze()
     # Whoever started us may be gone already: then there is nothing to do and nobody to tell.
     with suppress(BrokenPipeError):
-        control.send(b"ready")
-        _take_requests(control, watch, bwrap)
+        control.send(b"ready own" if own else b"ready")
+        _take_requests(control, watch, bwrap, own)
     # Each bubblewrap dies with us anyhow, but while it starts, what it started may not.
     end_all()
 
 
-def _take_requests(control: socket.socket, watch: int, bwrap: int) -> None:
+def _take_requests(control: socket.socket, watch: int, bwrap: int, own: int) -> None:
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(watch, select.POLLIN)
@@ -71,26 +80,23 @@ def _take_requests(control: socket.socket, watch: int, bwrap: int) -> None:
         if not message:
             return
         if os.fork() == 0:
-            _serve(message.decode(), fds, bwrap)
+            _serve(message.decode(), fds, bwrap, own)
         for fd in fds:
             os.close(fd)
 
 
-def _drop_to(uid: int) -> None:
-    become_user(uid, uid)
-    kernel.own_proc_entries()
-
-
-def _serve(action: str, fds: list[int], bwrap: int) -> None:
-    """In a child of its own, which never returns."""
+def _serve(action: str, fds: list[int], bwrap: int, own: int) -> None:
+    """In a child of its own, which never returns. `own`: whose layers are, where each box has a user of its own."""
     reply_fd, request_fd, *given = fds
     reply = socket.socket(fileno=reply_fd)
     fork_server = os.getppid()
     try:
         request = read_request(request_fd)
+        if own and action not in _AS_ROOT:
+            users.take_on(request["uid"])
         if action == "spawn":
             spawn.become(request, given, bwrap, fork_server, lambda: _say(reply, {"pid": os.getpid()}))
-        answer, passed = _perform(action, request, given)
+        answer, passed = _perform(action, request, given, own)
     except Exception as error:  # noqa: BLE001 (whatever it is, it is for the one who asked)
         answer, passed = refusal_of(error), []
     try:
@@ -105,11 +111,12 @@ def _say(reply: socket.socket, answer: dict[str, Any], fds: Sequence[int] = ()) 
     reply.sendall(data[sent:])
 
 
-def _perform(action: str, request: dict[str, Any], fds: Sequence[int]) -> tuple[dict[str, Any], list[int]]:
+def _perform(action: str, request: dict[str, Any], fds: Sequence[int], own: int) -> tuple[dict[str, Any], list[int]]:
     if action == "build":
-        return {"ok": True}, rootfs.build(request["layers"], rootfs.Disk.of(request), rootfs.System.of(request))
+        owners = rootfs.Owners(own, request["uid"]) if own else None
+        return {"ok": True}, rootfs.build(request["layers"], rootfs.Disk.of(request), rootfs.System.of(request), owners)
     if action == "discard":
-        rootfs.discard(request["folder"])
+        rootfs.discard(request["folder"], own=bool(own))
         return {"ok": True}, []
     if action == "join":
         for fd in fds:

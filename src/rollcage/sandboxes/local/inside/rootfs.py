@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from rollcage.sandboxes.inside import kernel
 from rollcage.sandboxes.inside import system as shown
 from rollcage.sandboxes.local.inside import home
+from rollcage.sandboxes.local.inside.users import enter_user_namespace, lend, put, take_on
 
 FRAME = "/tmp"  # noqa: S108 (every host has it; ours is mounted over it in a mount namespace of our own)
 ROOT = "/root"
@@ -58,21 +60,40 @@ class Disk(NamedTuple):
         return cls(request["disk"], request["tmp"], request.get("folder", ""))
 
 
-def build(layers: Sequence[str], disk: Disk, system: System) -> list[int]:
+class Owners(NamedTuple):
+    """Whose a box is, where each has a host user of its own."""
+
+    layers: int
+    """The user whose files layers are."""
+    box: int
+    """The user that the box runs as."""
+
+
+def build(layers: Sequence[str], disk: Disk, system: System, owners: Owners | None = None) -> list[int]:
     """Move this process into a new box; returns descriptors of its user, mount and network namespaces.
 
     Layers are names in the working directory. It is carried into the new mount namespace, so they are reached even
-    where a folder above them is closed to this uid.
+    where a folder above them is closed to this uid. `owners`: as root; the box becomes its own user's.
     """
     if disk.folder:
         os.mkdir(disk.folder, 0o700)
         os.mkdir(f"{disk.folder}/disk")
-    _enter_user_namespace(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET)
+    lent: list[int] = []
+    written = -1
+    if owners:
+        lent = lend([*system.folders, *layers], owners.layers, owners.box)
+        if disk.folder:
+            for folder in (disk.folder, f"{disk.folder}/disk"):
+                os.chown(folder, owners.box, owners.box)
+            written = kernel.clone_mount(os.open(f"{disk.folder}/disk", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        take_on(owners.box)
+    enter_user_namespace(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET)
     kernel.loopback_up()
-    _share_fairly()
+    if not owners:
+        _share_fairly()
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", FRAME, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=4m,nr_inodes=4k")
-    folders = _bring("systems", system.folders)
+    folders = _bring("systems", system.folders, lent)
     if system.rooted:
         _prepare_root(system.whole, folders)
     elif system.whole:
@@ -92,10 +113,13 @@ def build(layers: Sequence[str], disk: Disk, system: System) -> list[int]:
         os.mkdir(FRAME + place)
         options = f"newinstance,ptmxmode=0666,mode=0620,max={MOST_TERMINALS}"
         kernel.mount("devpts", FRAME + place, "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
-    _bring("layers", layers)
+    _bring("layers", layers, lent[len(folders) :])
     if disk.folder:
         os.mkdir(f"{FRAME}/disk")
-        kernel.mount(f"./{disk.folder}/disk", f"{FRAME}/disk", flags=kernel.MS_BIND)
+        if written >= 0:
+            _attach(written, f"{FRAME}/disk")
+        else:
+            kernel.mount(f"./{disk.folder}/disk", f"{FRAME}/disk", flags=kernel.MS_BIND)
         kernel.set_attributes(f"{FRAME}/disk", kernel.ATTR_NOSUID | kernel.ATTR_NODEV)
     kernel.make_root(FRAME)
     systems = len(folders) if system.whole else 0
@@ -104,58 +128,70 @@ def build(layers: Sequence[str], disk: Disk, system: System) -> list[int]:
     return [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("user", "mnt", "net")]
 
 
-def discard(folder: str) -> None:
+def discard(folder: str, *, own: bool = False) -> None:
     """Delete a folder of the working directory that a box wrote to, whatever it made of it.
 
-    In a user namespace of its own: there, no folder that belongs to the box's user can be closed to us.
+    `own`: as root; what is in it belongs to the box's own user.
     """
-    _enter_user_namespace()
-    if _is_folder(folder):
-        for name in os.listdir(folder):
-            home.discard(f"{folder}/{name}", folder)
+    if not own:
+        _empty(folder)
+    elif uid := os.lstat(folder).st_uid:
+        inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.fchdir(inside)  # as root: the folders above it may be closed to the box's user
+                take_on(uid)
+                _empty(".")
+            finally:
+                os._exit(0)
+        with suppress(ChildProcessError):  # where the kernel reaps for us
+            os.waitpid(pid, 0)
+    with suppress(FileNotFoundError):
         os.rmdir(folder)
 
 
-def _enter_user_namespace(beside: int = 0) -> None:
-    """Become root of a new user namespace (and owner of new ones of other kinds) in which nobody else is known."""
-    uid, gid = os.geteuid(), os.getegid()
-    kernel.unshare(kernel.CLONE_NEWUSER | beside, "make a user namespace")
-    _put("/proc/self/setgroups", "deny")
-    _put("/proc/self/uid_map", f"0 {uid} 1")
-    _put("/proc/self/gid_map", f"0 {gid} 1")
-
-
-def _put(path: str, text: str) -> None:
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(fd, text.encode())
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise kernel.KernelRefused(error.errno or 0, f"write {path}") from error
+def _empty(folder: str) -> None:
+    """In a user namespace of its own: there, no folder that belongs to the box's user can be closed to us."""
+    enter_user_namespace()
+    if _is_folder(folder):
+        for name in os.listdir(folder):
+            home.discard(f"{folder}/{name}", folder)
 
 
 def _share_fairly() -> None:
-    # All boxes run as one host user, who may hold only so many inotify instances: no box may take them all.
+    # Where all boxes run as one host user, who may hold only so many inotify instances, no box may take them all.
     for limit, ours in (("max_user_instances", "max_inotify_instances"), ("max_user_watches", "max_inotify_watches")):
         with open(f"/proc/sys/fs/inotify/{limit}") as file:
             allowed = int(file.read())
-        _put(f"/proc/sys/user/{ours}", str(max(4, allowed // _SHARE)))
+        put(f"/proc/sys/user/{ours}", str(max(4, allowed // _SHARE)))
 
 
 def _bind(source: str, target: str) -> None:
     kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
 
 
-def _bring(kind: str, folders: Sequence[str]) -> list[str]:
-    """Bind folders of the working directory into the frame, numbered; returns where they are now."""
+def _bring(kind: str, folders: Sequence[str], lent: Sequence[int]) -> list[str]:
+    """Show folders of the working directory in the frame, numbered; returns where they are now.
+
+    `lent`: mounts of them, where there are some.
+    """
     places = [f"{FRAME}/{kind}/{number}" for number in range(len(folders))]
     os.mkdir(f"{FRAME}/{kind}")
-    for folder, place in zip(folders, places, strict=True):
+    for number, (folder, place) in enumerate(zip(folders, places, strict=True)):
         os.mkdir(place)
-        kernel.mount(f"./{folder}", place, flags=kernel.MS_BIND, about="layer")
+        if lent:
+            _attach(lent[number], place)
+        else:
+            kernel.mount(f"./{folder}", place, flags=kernel.MS_BIND, about="layer")
     return places
+
+
+def _attach(tree: int, place: str) -> None:
+    target = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    kernel.attach_mount(tree, target)
+    os.close(target)
+    os.close(tree)
 
 
 def _show_hosts(root: str, added: Sequence[str], *, rooted: bool = False) -> None:

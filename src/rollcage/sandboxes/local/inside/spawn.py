@@ -39,7 +39,7 @@ def become(
     live = request["live"]
     if isinstance(live, list):
         forget_afterwards(live, int(str(request["disk"])), int(str(request["shm"])))
-    # In here: the number of processes is counted for this box's user namespace, not for the uid all boxes share.
+    # In here: the number of processes is counted for this box's user namespace, not for a uid that boxes may share.
     set_limits(limits)
     filter_program = bytes.fromhex(str(request["seccomp"]))
     options += ["--seccomp", str(_memory(filter_program)), "--block-fd", str(_inheritable(block))]
