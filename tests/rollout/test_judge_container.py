@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from test_judge_cheats import HONEST, PLANTS, PROGRAMS, SPEC, STYLES, attempt, program
 
 from rollcage.sandboxes.container.provider import ContainerProvider
 from rollcage.types import Task
 from support.container_engine import an_engine
+from support.judge_cheats import HONEST, PLANTS, PROGRAMS, SPEC, STYLES, attempt, program
 from support.judging import judged
 
 QUICK = (

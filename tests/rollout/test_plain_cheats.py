@@ -25,12 +25,16 @@ async def provider(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lo
         yield opened
 
 
+@pytest.mark.parametrize("verify_in", ["box", pytest.param("fresh", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "cheat", [pytest.param(name, marks=pytest.mark.slow) if name == HANGS else name for name in CHEATS]
 )
-async def test_a_cheat_is_paid_only_where_it_is_known_to_be(cheat: str, provider: LocalProvider) -> None:
+async def test_a_cheat_is_paid_only_where_it_is_known_to_be(
+    cheat: str, verify_in: str, provider: LocalProvider
+) -> None:
     style, work = CHEATS[cheat]
-    verdict = await judged(provider, Task(**STYLES[style].task, instruction=work), SPEC, seconds=SECONDS)
+    task = Task(**STYLES[style].task, instruction=work, verify_in=verify_in)
+    verdict = await judged(provider, task, SPEC, seconds=SECONDS)
     paid = verdict.total is not None and verdict.total > STYLES[style].floor
     assert paid == (cheat in PAID or cheat in PAID_UNLESS_RESTORED), verdict
     if verdict.reward is None:

@@ -34,7 +34,9 @@ FILES = {
     "own tests": ["test_sandbox_core.py", "test_sandbox_hostile.py", "test_sandbox_rewind.py", "test_layers.py"],
     "conformance": ["test_conformance_local.py"],
     "judge and judged": ["test_sandbox_separate.py", "../rollout/test_judge.py", "../rollout/test_judge_cheats.py"],
+    "plain verifiers": ["../rollout/test_guards.py", "../rollout/test_plain_cheats.py"],
 }
+SUPPORT = "__init__ boxes judging judge_cheats paths plain_boxes plain_cheats".split()
 BACKEND = "import pytest\n@pytest.fixture(scope='session')\ndef anyio_backend():\n    return 'asyncio'\n"
 
 
@@ -281,7 +283,9 @@ def _run(command: list[str], paths: str, folder: Path) -> subprocess.CompletedPr
 
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not ROOT, reason="we are an ordinary user already")
-@pytest.mark.parametrize("what", FILES)
+@pytest.mark.parametrize(
+    "what", [pytest.param(name, marks=pytest.mark.slow) if name == "plain verifiers" else name for name in FILES]
+)
 def test_all_of_it_holds_for_an_ordinary_user_without_a_name(what: str) -> None:
     # A copy that anybody may read: this checkout and its interpreter may lie below a closed folder.
     with tempfile.TemporaryDirectory() as name:
@@ -298,10 +302,12 @@ def test_all_of_it_holds_for_an_ordinary_user_without_a_name(what: str) -> None:
         (folder / "tests" / "support").mkdir()
         for file in FILES[what]:
             shutil.copy(Path(__file__).parent / file, folder / "tests")
-        for file in ("__init__.py", "boxes.py", "judging.py", "plain_boxes.py"):
-            shutil.copy(TESTS / "support" / file, folder / "tests" / "support")
+        for file in SUPPORT:
+            shutil.copy(TESTS / "support" / f"{file}.py", folder / "tests" / "support")
         (folder / "tests" / "conftest.py").write_text(BACKEND)
-        (folder / "tests" / "pytest.ini").write_text("[pytest]\nanyio_mode = auto\nfilterwarnings = error\n")
+        (folder / "tests" / "pytest.ini").write_text(
+            "[pytest]\nanyio_mode = auto\nfilterwarnings = error\nmarkers = slow\n"
+        )
         subprocess.run(["chmod", "-R", "a+rX", name], check=True)
         (folder / "tmp").mkdir()
         os.chown(folder / "tmp", ANYBODY, ANYBODY)
@@ -310,6 +316,8 @@ def test_all_of_it_holds_for_an_ordinary_user_without_a_name(what: str) -> None:
         assert able, "no Python of this version that an ordinary user may run"
         # What the suite finds out about faulty backends does not depend on who runs it.
         options = ["-k", "not found_out and not not_enforced and not hangs"] if what == "conformance" else []
+        options += ["-k", "not docs"] if what == "plain verifiers" else []
+        options += ["-m", "not slow"]
         options += ["-q", "-p", "anyio.pytest_plugin", "-p", "no:cacheprovider", f"--basetemp={folder}/tmp/run"]
         ran = _run([able[0], "-m", "pytest", *options, str(folder / "tests")], lib, folder / "tests")
         assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]

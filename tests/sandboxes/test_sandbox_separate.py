@@ -14,7 +14,7 @@ import pytest
 from rollcage.errors import SandboxError
 from rollcage.sandboxes import launcher
 from rollcage.sandboxes.base import Exit, Separable, Separation, run, sh
-from rollcage.sandboxes.launcher import read_order
+from rollcage.sandboxes.inside.orders import OrderTerms, read_order
 from rollcage.sandboxes.local.box import LocalBox
 from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.types import HOME, LOGS_DIR, TESTS_DIR, SandboxSpec
@@ -293,7 +293,7 @@ async def test_a_divided_box_is_not_divided_or_rewound_again(tmp_path: Path) -> 
 
 def test_an_order_says_what_the_judged_gets() -> None:
     data = b"1\x00\x00sn\x00/w\x002\x00a\x00b\x00PATH=/run:/bin\x00REWARD_FILE=x\x00GIT_CONFIG_COUNT=1\x00A=b=c"
-    order = read_order(data, DIVISION._replace(withheld=("REWARD_FILE", "GIT_CONFIG_*"), timeout_s=9))
+    order = read_order(data, OrderTerms(9, ("REWARD_FILE", "GIT_CONFIG_*")))
     assert (order.argv, order.env, order.cwd) == (["a", "b"], {"PATH": "/bin", "A": "b=c"}, "/w")
     assert (order.timeout_s, order.scratch, order.network) == (9, True, False)
 

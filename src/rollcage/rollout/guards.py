@@ -14,7 +14,7 @@ import sys
 from collections.abc import Collection
 from importlib import resources
 
-from rollcage.sandboxes.launcher import TOOLS
+from rollcage.sandboxes.judged import TOOLS
 from rollcage.types import Task
 
 _SHIMMED = ("python3", "python", "node")

@@ -8,6 +8,8 @@ from types import ModuleType
 _HEAD = """import sys, types
 def bundled(name, source):
     module = sys.modules[name] = types.ModuleType(name)
+    above, _, last = name.rpartition(".")
+    setattr(sys.modules.setdefault(above, types.ModuleType(above)), last, module)
     exec(compile(source, name, "exec"), module.__dict__)
 """
 

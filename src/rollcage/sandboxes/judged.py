@@ -9,8 +9,12 @@ from typing import NamedTuple
 
 from rollcage.sandboxes.base import Process, Separation
 from rollcage.sandboxes.box_rpc import environment_of
-from rollcage.sandboxes.launcher import TOOLS, LaunchOrder
+from rollcage.sandboxes.inside import orders
+from rollcage.sandboxes.inside.orders import LaunchOrder
 from rollcage.types import HOME
+
+TOOLS = orders.TOOLS
+"""Where the judge finds the launcher, the Python module and the socket."""
 
 
 class Side(NamedTuple):

@@ -9,14 +9,13 @@ from __future__ import annotations
 import marshal
 import os
 import socket
-import stat
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import cache
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -24,30 +23,14 @@ from anyio.abc import TaskGroup
 from rollcage.errors import SandboxError, SandboxLost
 from rollcage.sandboxes.base import Process, Separation
 from rollcage.sandboxes.inside import kernel, untrusted
+from rollcage.sandboxes.inside.orders import ASK_S, MOST_AT_ONCE, TOOLS, LaunchOrder, OrderTerms, take_order
 
-TOOLS = "/run"
-"""Where the judge finds the launcher, the Python module and the socket."""
 _LAUNCHER = f"""#!
 import sys
 sys.path.insert(0, {TOOLS!r})
 from untrusted import main
 sys.exit(main(sys.argv[1:]))
 """
-_MOST_BYTES = 2 << 20
-_MOST_AT_ONCE = 64
-_ASK_S = 10.0
-"""So long somebody may be connected without having asked for anything."""
-
-
-class LaunchOrder(NamedTuple):
-    """A command that the judge wants to be run as the judged."""
-
-    argv: Sequence[str]
-    env: Mapping[str, str]
-    cwd: str
-    timeout_s: float
-    scratch: bool
-    network: bool
 
 
 class Launching(Protocol):
@@ -102,7 +85,7 @@ async def serving(listener: socket.socket, judged: _Judged, separation: Separati
 
 
 async def _accept(listener: socket.socket, judged: Launching, separation: Separation, tasks: TaskGroup) -> None:
-    places = anyio.Semaphore(_MOST_AT_ONCE)
+    places = anyio.Semaphore(MOST_AT_ONCE)
     while True:
         await places.acquire()
         await anyio.wait_readable(listener)
@@ -120,7 +103,7 @@ async def _serve(
     fds: list[int] = []
     try:
         connection.setblocking(False)
-        with anyio.move_on_after(_ASK_S):
+        with anyio.move_on_after(ASK_S):
             await anyio.wait_readable(connection)
             _, fds = kernel.receive_fds(connection, 64)
         if not fds:
@@ -144,11 +127,7 @@ async def _serve(
 
 async def _obey(connection: socket.socket, fds: list[int], judged: Launching, separation: Separation) -> str:
     """Run what is asked for; the answer is its exit code, and why it was ended where it was."""
-    if len(fds) != 4:
-        raise ValueError("an order comes with three streams")
-    order = read_order(_content(fds[0]), separation)
-    if stat.S_ISDIR(os.fstat(fds[1]).st_mode):
-        raise ValueError("standard input is a folder")
+    order = take_order(fds, OrderTerms(separation.timeout_s, separation.withheld))
     judged.launched += 1
     streams = [fds.pop() for _ in range(3)][::-1]
     code, why = 128 + 9, ""
@@ -165,31 +144,3 @@ async def _obey(connection: socket.socket, fds: list[int], judged: Launching, se
             code, why = untrusted.TIMED_OUT, "timeout"
         tasks.cancel_scope.cancel()
     return f"{code} {why}"
-
-
-def _content(fd: int) -> bytes:
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
-        raise ValueError("its arguments and environment are too long")
-    return os.pread(fd, _MOST_BYTES, 0)
-
-
-def read_order(data: bytes, separation: Separation) -> LaunchOrder:
-    """What an order says: fields that end in NUL characters. ValueError where it makes no sense."""
-    version, timeout, flags, cwd, count, *words = [os.fsdecode(field) for field in data.split(b"\0")]
-    if version != "1" or not 0 < int(count) <= len(words):
-        raise ValueError("an order of another kind")
-    seconds = float(timeout) if timeout else separation.timeout_s
-    if not seconds > 0:
-        raise ValueError(f"a time of {seconds:g} s")
-    pairs = [word.partition("=") for word in words[int(count) :]]
-    env = {name: value for name, _, value in pairs if name and not withheld(name, separation.withheld)}
-    for name in ("PATH", "PYTHONPATH"):
-        if name in env:
-            env[name] = ":".join(entry for entry in env[name].split(":") if entry != TOOLS)
-    return LaunchOrder(words[: int(count)], env, cwd, seconds, "s" in flags, "n" not in flags)
-
-
-def withheld(name: str, names: Sequence[str]) -> bool:
-    """Whether a variable is not for the judged; a name may end in `*`."""
-    return any(name.startswith(each[:-1]) if each.endswith("*") else name == each for each in names)

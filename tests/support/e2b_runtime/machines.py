@@ -17,6 +17,7 @@ from rollcage.errors import SandboxError
 from rollcage.sandboxes.base import Process, Sandbox
 from rollcage.sandboxes.local.process import LocalProcess
 from rollcage.types import HOME, JsonObject
+from support.e2b_runtime.rooted import RootedProcess
 
 Event = tuple[str, bytes | int]
 """`stdout` and `stderr` with bytes, `end` with an exit code."""
@@ -67,7 +68,7 @@ class Command:
 
     def kill(self) -> None:
         """SIGKILL."""
-        if isinstance(self._process, LocalProcess):
+        if isinstance(self._process, LocalProcess | RootedProcess):
             self._process.kill()
 
     async def events(self) -> AsyncIterator[Event]:

@@ -19,12 +19,14 @@ from pydantic import SecretStr
 
 from rollcage.asgi import on_loopback, serve, stop
 from rollcage.errors import FileMissing, SandboxError
+from rollcage.sandboxes.base import Sandbox
 from rollcage.sandboxes.layers import Layer
 from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.settings import E2BSettings
 from rollcage.types import JsonObject, SandboxSpec
 from support.e2b_runtime.envd import process_application
 from support.e2b_runtime.machines import ENVD_VERSION, Machine, Order
+from support.e2b_runtime.rooted import rooted_box
 from support.e2b_runtime.templates import Templates
 
 Scope = MutableMapping[str, Any]
@@ -45,9 +47,9 @@ class Refused(Exception):
 class E2BRuntime:
     """`async with E2BRuntime(state_dir) as runtime:` serves E2B's API on loopback; its machines are local boxes."""
 
-    def __init__(self, state_dir: Path) -> None:
-        """Layers of templates are kept below `state_dir`."""
-        self._state_dir = state_dir
+    def __init__(self, state_dir: Path, *, rooted: bool = False) -> None:
+        """Layers of templates are kept below `state_dir`. `rooted`: its machines have a root, but no templates."""
+        self._state_dir, self._rooted = state_dir, rooted
         self._key = f"e2b_{secrets.token_hex(20)}"
         self._port = 0
         self.machines: dict[str, Machine] = {}
@@ -222,7 +224,9 @@ class E2BRuntime:
         stack = AsyncExitStack()
         layers = self.layers.get(order.template, ())
         spec = SandboxSpec(disk_mb=2048, memory_mb=8192, pids=2048)
-        box = await stack.enter_async_context(self._provider.open(spec, layers))
+        box: Sandbox = await stack.enter_async_context(
+            rooted_box() if self._rooted else self._provider.open(spec, layers)
+        )
         if built is not None:
             await self.templates.apply(box, built)
         machine = Machine(order, box, stack)

@@ -32,9 +32,9 @@ _SOURCE = Path(__file__).parents[3]
 _PROGRAM = (
     "container/inside/container_init.py",
     "container/inside/home.py",
-    "container/inside/judged.py",
     "container/inside/supervisor.py",
     "inside/atomic.py",
+    "inside/division.py",
     "inside/files.py",
     "inside/kernel.py",
     "inside/processes.py",

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 from rollcage.errors import SandboxError, SandboxLost
+from rollcage.sandboxes import launcher
+from rollcage.sandboxes.base import Separation
 from rollcage.sandboxes.box_rpc import check_command, environment_of
 from rollcage.sandboxes.e2b.cloud import BoxGone, Cloud
-from rollcage.sandboxes.e2b.process import E2BProcess
+from rollcage.sandboxes.e2b.process import DIVIDED, DOOR, PROGRAM, E2BProcess
 from rollcage.sandboxes.file_commands import read_by_command, write_by_command
+from rollcage.sandboxes.judged import JudgedSide, Side
 from rollcage.sandboxes.relay import relayed
 from rollcage.types import HOME, SandboxSpec
 
@@ -24,7 +27,8 @@ if TYPE_CHECKING:
 
 TTL_S = 300
 """A box that nobody renews ends by itself after this long."""
-_UID = 1000
+_WHO = {"uid": 1000, "gid": 1000}
+"""The box's user, where the template does not name one."""
 
 
 class E2BBox:
@@ -34,6 +38,10 @@ class E2BBox:
         self._cloud, self._sandbox, self._spec, self._ttl_s = cloud, sandbox, spec, ttl_s
         self._running: set[E2BProcess] = set()
         self._lost = ""
+        self._door: E2BProcess | None = None
+        """What divides the box, where it is divided."""
+        self._live: list[str] = []
+        """Where the judge's commands leave something to each other, in a divided box."""
         self._notes: tuple[str, ...] = (
             "memory: all processes together are held to what the template gives, not to memory_mb",
             "disk: it is as large as the template's, not disk_mb",
@@ -79,19 +87,27 @@ class E2BBox:
     ) -> AsyncIterator[E2BProcess]:
         """Start a command; it and everything it started are dead when the block is left."""
         environment = environment_of({}, env, inherit=inherit_image_env)
-        check_command(argv, environment, cwd)
+        async with self.running(argv, environment, cwd, Side()) as process:
+            yield process
+
+    @asynccontextmanager
+    async def running(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, side: Side
+    ) -> AsyncIterator[E2BProcess]:
+        """The same with this very environment, on either side of a divided box."""
+        check_command(argv, env, cwd)
         self._check_open()
-        process = E2BProcess()
+        process = E2BProcess(DIVIDED if self._door else PROGRAM)
         self._running.add(process)
         try:
             with anyio.CancelScope(shield=True):
                 request = {
                     "argv": list(argv),
-                    "env": environment,
+                    "env": dict(env),
                     "cwd": cwd,
-                    "limits": _limits(self._spec),
-                    "uid": _UID,
-                    "gid": _UID,
+                    "limits": _limits(self._spec, judged=side.judged),
+                    "side": self._side(side),
+                    **_WHO,
                 }
                 self._note(await process.begin(self._sandbox, request))
             yield process
@@ -99,6 +115,36 @@ class E2BBox:
             with anyio.CancelScope(shield=True):
                 await process.end()
             self._running.discard(process)
+
+    @asynccontextmanager
+    async def separate(self, separation: Separation) -> AsyncIterator[JudgedSide]:
+        """Divide the box: what the judge launches by `untrusted` in the block runs as the judged, without our help."""
+        if self._running or self._door is not None:
+            why = "it is divided already" if self._door is not None else "a command is running in it"
+            raise SandboxError(f"cannot divide the box: {why}")
+        request = {**separation._asdict(), **self._sizes, "guards": None, "sizes": self._sizes}
+        request["tools"] = {**launcher.tools(separation.max_output), **separation.guards}
+        door = E2BProcess(DOOR)
+        try:
+            with anyio.CancelScope(shield=True):
+                await door.begin(self._sandbox, {**request, "limits": _limits(self._spec, judged=True), **_WHO})
+        except SandboxLost:
+            raise
+        except SandboxError as error:
+            await door.end()
+            raise SandboxError(
+                f"cannot divide the box: {error}", remedy="use a template whose root may mount"
+            ) from error
+        self._door, self._live = door, list(separation.live)
+        judged = JudgedSide(self.running, separation)
+        counting = asyncio.create_task(_count(door, judged))
+        try:
+            yield judged
+        finally:
+            with anyio.CancelScope(shield=True):
+                await door.stdin.aclose()  # it kills what it launched
+                counting.cancel()
+                await asyncio.gather(counting, return_exceptions=True)
 
     async def read(self, path: str, *, limit: int = 16 << 20) -> bytes:
         """At most `limit` bytes of a regular file; FileMissing where there is none. Never hangs."""
@@ -116,6 +162,9 @@ class E2BBox:
     async def close(self) -> None:
         """Give the box back. Whatever is asked of it from now on raises SandboxLost."""
         self._lose(f"the box {self.id} is closed")
+        if self._door is not None:
+            self._door.lose(self._lost)
+            await self._door.end()
         self._renewing.cancel()
         await asyncio.gather(self._renewing, return_exceptions=True)
         # If the cloud does not answer, the box ends by itself when its time is up.
@@ -136,6 +185,24 @@ class E2BBox:
                     self._lose(str(error))
                     return
 
+    @property
+    def _sizes(self) -> dict[str, object]:
+        return {"tmp": self._spec.tmp_mb << 20, "disk": self._spec.disk_mb << 20, "home": HOME}
+
+    def _side(self, side: Side) -> dict[str, object] | None:
+        """Where a command runs, as the launcher is told; None in a box that is not divided."""
+        if self._door is None:
+            return None
+        holder = self._door.told["judged" if side.judged else "judge"]
+        return {
+            **self._sizes,
+            "mounts": f"/proc/{int(holder)}/ns/mnt",
+            "network": side.network,
+            "judged": side.judged,
+            "scratch": list(side.scratch),
+            "live": None if side.judged else self._live,
+        }
+
     def _check_open(self) -> None:
         if self._lost:
             raise SandboxLost(self._lost)
@@ -149,9 +216,16 @@ class E2BBox:
         self._notes += tuple(note for note in missing if note not in self._notes)
 
 
-def _limits(spec: SandboxSpec) -> dict[str, int]:
+async def _count(door: E2BProcess, judged: JudgedSide) -> None:
+    """It says something for each command that it launches."""
+    async for said in door.stdout:
+        judged.launched += len(said)
+
+
+def _limits(spec: SandboxSpec, *, judged: bool) -> dict[str, int]:
     return {
-        "NPROC": spec.pids + 8,
+        # Processes are counted for both sides together: the judge can start some whatever the judged does.
+        "NPROC": (spec.pids // 2 if judged else spec.pids) + 8,
         "DATA": spec.memory_mb << 20,
         "FSIZE": spec.file_mb << 20,
         "NOFILE": 4096,

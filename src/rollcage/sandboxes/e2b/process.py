@@ -18,15 +18,18 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 from rollcage.errors import SandboxError, SandboxLost
 from rollcage.sandboxes.bundle import bundle
 from rollcage.sandboxes.e2b.cloud import REQUEST_TIMEOUT_S, boundary, translated
-from rollcage.sandboxes.e2b.inside import launch
-from rollcage.sandboxes.inside import kernel, processes
+from rollcage.sandboxes.e2b.inside import door, launch
+from rollcage.sandboxes.inside import division, kernel, orders, processes, system
 
 if TYPE_CHECKING:
     from e2b import AsyncCommandHandle, AsyncSandbox
 
 PROGRAM = bundle(launch, kernel, processes)
 """The launcher: it is started once for each command."""
-_LAUNCH = f"exec python3 -I -S -c {quote(PROGRAM)}"
+DIVIDED = bundle(launch, kernel, processes, system, division)
+"""The same for commands of a divided box."""
+DOOR = bundle(door, kernel, processes, system, division, orders, launch)
+"""What divides a box, and serves its judge."""
 _BUFFER = 1 << 20
 """What may wait here of a stream that nobody reads; then the command has to wait."""
 _PIECE = 1 << 19
@@ -121,7 +124,10 @@ class InputStream(ByteSendStream):
 class E2BProcess:
     """One launcher in the box and all that runs below it."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: str = PROGRAM) -> None:
+        self._program = program
+        self.told: dict[str, Any] = {}
+        """What the program said of itself when it had begun."""
         self._stdin, self._stdout, self._stderr = InputStream(self), OutputStream(), OutputStream()
         self._head = b""
         self._begun: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -159,10 +165,11 @@ class E2BProcess:
 
     async def begin(self, sandbox: AsyncSandbox, request: Mapping[str, object]) -> list[str]:
         """Start it; returns what of its isolation the box does not allow, in words."""
-        name = str(request["argv"][0]) if isinstance(request["argv"], list) else ""
+        argv = request.get("argv")
+        name = str(argv[0]) if isinstance(argv, list) else "the launcher of code under test"
         with boundary(f"cannot run {name}"):
             self._handle = await sandbox.commands.run(
-                _LAUNCH,
+                f"exec python3 -I -S -c {quote(self._program)}",
                 background=True,
                 user="root",
                 cwd="/",
@@ -262,7 +269,7 @@ class E2BProcess:
         self._head = head
         if line:
             try:
-                answer = json.loads(head)
+                self.told = answer = json.loads(head)
                 self._begun.set_result({"refused": str(answer["refused"]), "missing": list(answer["missing"])})
             except (ValueError, KeyError, TypeError):
                 self._begun.set_result({"refused": "the box says what no launcher of ours would say", "missing": []})

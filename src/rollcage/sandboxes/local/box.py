@@ -25,6 +25,7 @@ from rollcage.sandboxes.box_rpc import (
     read_file,
     write_file,
 )
+from rollcage.sandboxes.inside.orders import TOOLS
 from rollcage.sandboxes.judged import JudgedSide, Side, null_streams
 from rollcage.sandboxes.local.cgroups import Group
 from rollcage.sandboxes.local.connection import LocalConnection
@@ -151,7 +152,7 @@ class LocalBox:
     @asynccontextmanager
     async def separate(self, separation: Separation) -> AsyncIterator[JudgedSide]:
         """Divide the box: what the judge launches by `untrusted` in the block runs as the judged."""
-        request: dict[str, object] = {**separation._asdict(), "tmp": self._spec.tmp_mb << 20, "door": launcher.TOOLS}
+        request: dict[str, object] = {**separation._asdict(), "tmp": self._spec.tmp_mb << 20, "door": TOOLS}
         request["tools"] = {**launcher.tools(separation.max_output), **separation.guards}
         request["guards"] = None
         request["compiled"] = launcher.compiled(separation.max_output)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from rollcage.errors import RollcageError
 from rollcage.sandboxes.box_rpc import RequestRefused
-from rollcage.sandboxes.launcher import TOOLS
+from rollcage.sandboxes.inside.orders import TOOLS
 from rollcage.sandboxes.layers import BOX_UID, LayerStore, box_uid
 from rollcage.sandboxes.local.cgroups import CONTROLLERS, Group, Groups
 from rollcage.sandboxes.local.disks import Disks

@@ -17,8 +17,8 @@ from contextlib import suppress
 from select import POLLIN, poll
 from typing import Any
 
-from rollcage.sandboxes.container.inside import judged, supervisor
-from rollcage.sandboxes.inside import files, kernel
+from rollcage.sandboxes.container.inside import supervisor
+from rollcage.sandboxes.inside import division, files, kernel
 from rollcage.sandboxes.inside.requests import hand_over, listen, read_request, refusal_of
 
 USER = 1000
@@ -38,7 +38,7 @@ def main() -> None:
     try:
         _own_places(sys.argv[2])
         with suppress(OSError):  # an engine that bars mounts
-            judged.hide_host()
+            division.hide_host()
         _give_up_capabilities()
     except OSError as error:
         control.send(str(error).encode())
@@ -153,7 +153,7 @@ def _say(reply: socket.socket, answer: dict[str, Any], fds: tuple[int, ...] = ()
 
 def _perform(action: str, request: dict[str, Any], fds: list[int]) -> tuple[dict[str, Any], tuple[int, ...]]:
     if action == "divide":
-        return {"ok": True}, judged.divide(request, USER, serve)
+        return {"ok": True}, division.divide(request, USER, serve)
     # Effective only: what the box's user started may not kill a process whose real user is another.
     os.setgroups([])
     os.setegid(USER)

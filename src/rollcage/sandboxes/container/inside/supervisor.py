@@ -16,8 +16,7 @@ from contextlib import suppress
 from select import POLLIN, poll
 from typing import Any
 
-from rollcage.sandboxes.container.inside import judged
-from rollcage.sandboxes.inside import kernel
+from rollcage.sandboxes.inside import division, kernel
 from rollcage.sandboxes.inside.processes import become_user, end_all, reset_signals, set_limits
 from rollcage.sandboxes.inside.requests import NoFolder
 
@@ -90,9 +89,9 @@ def _become(request: dict[str, Any], stdio: list[int], telling: int, user: int) 
         if not request["network"]:
             kernel.unshare(kernel.CLONE_NEWNET, "make a network")
         if request["scratch"]:
-            judged.use_scratch(request["scratch"], request["disk"], user)
+            division.use_scratch(request["scratch"], request["disk"], user)
         if request["live"] is not None:
-            judged.forget_afterwards(request, user)
+            division.forget_afterwards(request, user)
         become_user(user, user)
         set_limits(request["limits"])
         try:

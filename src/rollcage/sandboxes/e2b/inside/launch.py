@@ -51,29 +51,22 @@ _CHUNK = 1 << 16
 
 def main() -> None:
     """Read the request, start the command, pass its output on, end as it ended."""
-    (length,) = struct.unpack("!I", _exactly(4))
-    request = json.loads(_exactly(length))
+    request = read_request()
     root, missing = os.geteuid() == 0, []
     apart = False
     if root:
-        with suppress(KeyError):
-            request["uid"], request["gid"] = pwd.getpwnam("user")[2:4]
-        missing += _attempt("network: commands share the machine's own", _join_network)
+        user_of(request)
+        missing += _attempt("network: commands share the machine's own", join_network)
+        _enter_side(request)
         lost = _attempt("processes: commands share one process table", _separate)
         missing, apart = missing + lost, not lost
     else:
         missing.append("root: commands are killed one by one")
     if not apart:
         adopt_orphans()
-    (started_r, started_w), (code_r, code_w) = os.pipe(), os.pipe()
     (out_r, out_w), (err_r, err_w) = os.pipe(), os.pipe()
-    parent = os.getpid()
-    supervisor = os.fork()
-    if supervisor == 0:
-        for fd in (started_r, code_r, out_r, err_r):
-            os.close(fd)
-        _supervise(request, (out_w, err_w, started_w, code_w), parent, apart)
-    for fd in (0, started_w, code_w, out_w, err_w):
+    supervisor, started_r, code_r = _fork(request, (0, out_w, err_w), (out_r, err_r), apart)
+    for fd in (0, out_w, err_w):
         os.close(fd)
     said = b"".join(iter(lambda: os.read(started_r, _CHUNK), b""))
     answer = {"missing": missing, "refused": said.decode("utf-8", "replace")}
@@ -84,6 +77,48 @@ def main() -> None:
     os.waitpid(supervisor, 0)
     end_all()
     os._exit(int(code) if code else KILLED)
+
+
+def read_request() -> dict[str, Any]:
+    """What comes first on standard input."""
+    (length,) = struct.unpack("!I", _exactly(4))
+    request: dict[str, Any] = json.loads(_exactly(length))
+    return request
+
+
+def user_of(request: dict[str, Any]) -> int:
+    """Have the request name the machine's own `user`, where there is one; returns who it names."""
+    with suppress(KeyError):
+        request["uid"], request["gid"] = pwd.getpwnam("user")[2:4]
+    return int(request["uid"])
+
+
+def start(request: dict[str, Any], streams: tuple[int, int, int]) -> tuple[int, int, int]:
+    """As root, in the box's network: start a command on a side of a divided box, with these streams.
+
+    Returns its supervisor, whose death it does not outlive, and where is said why it was not started, and how it ended.
+    """
+    user_of(request)
+    _enter_side(request)
+    _separate()
+    return _fork(request, streams, (), apart=True)
+
+
+def _fork(
+    request: dict[str, Any], streams: tuple[int, int, int], others: tuple[int, ...], apart: bool
+) -> tuple[int, int, int]:
+    (started_r, started_w), (code_r, code_w) = os.pipe(), os.pipe()
+    parent = os.getpid()
+    supervisor = os.fork()
+    if supervisor == 0:
+        for fd in (started_r, code_r, *others):
+            os.close(fd)
+        if streams[0]:
+            os.dup2(streams[0], 0)
+        _supervise(request, (streams[1], streams[2], started_w, code_w), parent, apart)
+    for fd in (started_w, code_w):
+        os.close(fd)
+    return supervisor, started_r, code_r
 
 
 def _exactly(count: int) -> bytes:
@@ -131,7 +166,7 @@ def _supervise(request: dict[str, Any], pipes: tuple[int, int, int, int], parent
         command = os.fork()
         if command == 0:
             _become(request, out, err, started)
-        for fd in (0, 1, 2, out, err, started):
+        for fd in {0, 1, 2, out, err, started}:
             os.close(fd)
         while True:
             pid, status = os.wait()
@@ -149,6 +184,7 @@ def _become(request: dict[str, Any], out: int, err: int, started: int) -> NoRetu
         os.setsid()
         reset_signals()
         os.umask(0o022)
+        _prepare_side(request)
         set_limits(request["limits"])
         if os.geteuid() == 0:
             become_user(request["uid"], request["gid"])
@@ -198,13 +234,43 @@ def _attempt(name: str, step: Any) -> list[str]:
     return []
 
 
+def _enter_side(request: dict[str, Any]) -> None:
+    """In a divided box: have the mounts of the judge's side, or of the judged's."""
+    side = request.get("side")
+    if not side:
+        return
+    fd = os.open(side["mounts"], os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        setns(fd, CLONE_NEWNS)
+    finally:
+        os.close(fd)
+    if not side["network"]:
+        unshare(CLONE_NEWNET, "make a network")
+        loopback_up()
+
+
+def _prepare_side(request: dict[str, Any]) -> None:
+    """What a command of a divided box has to itself: a copy of the work, or all that it writes outside of it."""
+    side = request.get("side")
+    if not side:
+        return
+    from rollcage.sandboxes.inside import division  # not before: only divided boxes need it
+
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000" if side["judged"] else "500")
+    if side["scratch"]:
+        division.use_scratch(side["scratch"], side["disk"], request["uid"])
+    if side["live"] is not None:
+        division.forget_afterwards(side, request["uid"])
+
+
 def _separate() -> None:
     """The next process we fork is the first of a process table of its own."""
     unshare(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID, "make a process table")
     mount("none", "/", flags=MS_REC | MS_PRIVATE)
 
 
-def _join_network() -> None:
+def join_network() -> None:
     """Enter the network of this box; the first command makes it."""
     os.makedirs(STATE, 0o700, exist_ok=True)
     place = STATE + "/net"

@@ -1,7 +1,7 @@
-"""Divides a container: a second first process serves the code that is judged, with mounts and processes of its own.
+"""Divides a box that we are root in: the code that is judged gets mounts of its own, the judge's are changed.
 
-The judge goes on as before, in the container's own mounts; there, its tests are sealed and the launcher is put. What
-both see is cloned by descriptors that led through no link, so nothing an agent made decides where a mount lands.
+There, its tests are sealed and the launcher is put. What both see is cloned by descriptors that led through no link, so
+nothing an agent made decides where a mount lands. Standard library only, for Python 3.8 and later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY
 
 
 def divide(request: Mapping[str, Any], user: int, serve: Callable[[socket.socket], None]) -> tuple[int, int]:
-    """Do it; returns the socket at which the judge's launcher asks, and one that leads to the second first process.
+    """In a container; returns the socket at which the judge's launcher asks, and one that leads to a second first
+    process, which serves the judged with processes of its own.
 
     `serve`: what that process does with its end of the socket. It says there what went wrong where something did.
     """
@@ -40,6 +41,12 @@ def divide(request: Mapping[str, Any], user: int, serve: Callable[[socket.socket
     # What both see is taken from the judge's mounts before any of it is covered there.
     if complaint := os.read(mounted, 4096).decode():
         raise OSError(0, complaint)
+    return prepare_judge(request, user), ours.detach()
+
+
+def prepare_judge(request: Mapping[str, Any], user: int) -> int:
+    """Cover, seal and add what the judge is to see, in the mounts that this process has; returns the launcher's
+    socket."""
     with _AsUser(user):
         root = os.open("/", _FOLDER | os.O_CLOEXEC)
         covered = [_opened(root, path) for path in request["covered"]]
@@ -55,7 +62,7 @@ def divide(request: Mapping[str, Any], user: int, serve: Callable[[socket.socket
         kernel.detach(_STAGE)
     for target in sealed:
         _put(target, target, read_only=True)
-    return _open_door(request["tools"]), ours.detach()
+    return _open_door(request["tools"])
 
 
 def forget_afterwards(request: Mapping[str, Any], user: int) -> None:
@@ -117,7 +124,7 @@ def _become_judged(
         spaces = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWPID
         kernel.unshare(spaces, "make namespaces for the judged")
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-        _show_judged(request, user)
+        show_judged(request, user)
         if os.fork():
             os._exit(0)
         kernel.mount("proc", "/proc", "proc", _FLAGS | kernel.MS_NOEXEC)
@@ -135,7 +142,8 @@ def _become_judged(
         os._exit(0)
 
 
-def _show_judged(request: Mapping[str, Any], user: int) -> None:
+def show_judged(request: Mapping[str, Any], user: int) -> None:
+    """Make the mounts that this process has those of the judged."""
     home = request["home"]
     root = os.open("/", _FOLDER | os.O_CLOEXEC)
     with _AsUser(user):
