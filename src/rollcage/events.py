@@ -400,6 +400,12 @@ class Rollout(Value):
         return self.score.total if self.score else None
 
     @property
+    def training_reward(self) -> float | None:
+        """The reward as a trainer counts it: 0 where the agent kept its work from being judged, so that nothing it
+        does to its verifier spares it a zero; None where somebody else is to blame that there is none."""
+        return 0.0 if self.reward is None and self.blame is Blame.AGENT else self.reward
+
+    @property
     def reward_parts(self) -> dict[str, float]:
         """Named parts of the reward; none where the verifier named none."""
         return self.score.parts if self.score else {}

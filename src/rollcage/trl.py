@@ -68,7 +68,7 @@ class StepReport(Value):
     rollouts: int
     """Rollouts that were run: one per prompt."""
     unscored: int = 0
-    """Those without a reward: masked, and no part of any baseline."""
+    """Those without a reward: masked, and no part of any baseline. Where the agent is to blame, it is 0 instead."""
     blame: dict[str, int] = {}
     """Whose fault that was."""
     untrained: int = 0
@@ -182,7 +182,7 @@ def _eos(processing: Any) -> int:
 def _columns(rollouts: list[Rollout], rows: list[Row], eos: int) -> dict[str, list[Any]]:
     """What TRL reads."""
     filled = [
-        row if row.trained_tokens and rollout.reward is not None else row.masked(eos)
+        row if row.trained_tokens and rollout.training_reward is not None else row.masked(eos)
         for rollout, row in zip(rollouts, rows, strict=True)
     ]
     return {
@@ -190,7 +190,7 @@ def _columns(rollouts: list[Rollout], rows: list[Row], eos: int) -> dict[str, li
         "completion_ids": [[*row.response_ids] for row in filled],
         "logprobs": [[*row.response_logprobs] for row in filled],
         "env_mask": [[*row.response_mask] for row in filled],
-        "env_reward": [rollout.reward for rollout in rollouts],
+        "env_reward": [rollout.training_reward for rollout in rollouts],
         "rollout_id": [rollout.id for rollout in rollouts],
         "outcome": [rollout.outcome.value if rollout.outcome else None for rollout in rollouts],
         "truncated": [row.truncated for row in rows],
@@ -198,8 +198,9 @@ def _columns(rollouts: list[Rollout], rows: list[Row], eos: int) -> dict[str, li
 
 
 def _report(step: int, rollouts: list[Rollout], rows: list[Row], seconds: float) -> StepReport:
-    scored = [(rollout.reward, row) for rollout, row in zip(rollouts, rows, strict=True) if rollout.reward is not None]
-    unscored = [rollout for rollout in rollouts if rollout.reward is None]
+    counted = [(rollout.training_reward, row) for rollout, row in zip(rollouts, rows, strict=True)]
+    scored = [(reward, row) for reward, row in counted if reward is not None]
+    unscored = [rollout for rollout in rollouts if rollout.training_reward is None]
     rewards = [reward for reward, _ in scored]
     return StepReport(
         step=step,
@@ -309,12 +310,12 @@ class Session:
         return TrainingTrace.from_entries([_entry(rollout, each) for each in found if rollout and each.trained_tokens])
 
     def verify(self, transcript: list[Message], final_state: Any | None = None) -> VerifyResult:
-        """What the rollout earned; None where it was not scored."""
+        """What the rollout earned, 0 where the agent kept it from being judged; None where it was not scored."""
         from openenv.core.harness import VerifyResult
 
         rollout = self._running.wait()
         parts = dict(rollout.reward_parts) if rollout is not None else {}
-        return VerifyResult(env_reward=rollout.reward if rollout else None, done=True, metrics=parts)
+        return VerifyResult(env_reward=rollout.training_reward if rollout else None, done=True, metrics=parts)
 
     def close(self) -> None:
         """Abort the rollout where it still runs; nothing of it is left then. From any thread."""

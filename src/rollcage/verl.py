@@ -77,7 +77,7 @@ class RollcageAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is no depe
     async def _rollout(self, sampling: Mapping[str, Any], row: Mapping[str, Any]) -> Rollout:
         for attempt in range(self._attempts):
             rollout = await self._once(sampling, row)
-            if rollout.reward is not None:
+            if rollout.training_reward is not None:
                 return rollout
             log.warning("rollout %s was not scored (%s), attempt %d", rollout.id, rollout.error, attempt + 1)
         if self._unscored is None:
@@ -117,20 +117,20 @@ class RollcageAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is no depe
         return str(self.config.actor_rollout_ref.model.path)
 
     def _output(self, rollout: Rollout, row: Row) -> AgentLoopOutput:
-        if not row.trained_tokens or rollout.reward is None:
+        if not row.trained_tokens or rollout.training_reward is None:
             row = row.masked(self.tokenizer.eos_token_id)
         return AgentLoopOutput(
             prompt_ids=[*row.prompt_ids],
             response_ids=[*row.response_ids],
             response_mask=[*row.response_mask],
             response_logprobs=[*row.response_logprobs],
-            reward_score=self._unscored if rollout.reward is None else rollout.reward,
+            reward_score=self._unscored if rollout.training_reward is None else rollout.training_reward,
             num_turns=2 * len(row.turns),
             metrics=AgentLoopMetrics(generate_sequences=sum(turn.seconds for turn in rollout.turns)),
             extra_fields={
                 "rollout_id": rollout.id,
                 "outcome": rollout.outcome.value if rollout.outcome else None,
-                "scored": rollout.reward is not None,
+                "scored": rollout.training_reward is not None,
                 "truncated": row.truncated,
                 "dropped_sequences": row.dropped_sequences,
                 "dropped_tokens": row.dropped_tokens,

@@ -33,9 +33,12 @@ def task_of(prompt: Any) -> Task:
     """What each prompt of these tests stands for."""
     name = instruction_of(prompt)
     verify = () if name == "unscored" else ("grep -qx right answer.txt",)
+    if name == "forged":
+        verify = ("bash ./answer.txt; false",)
     script = {
         "right": (bash("echo right > answer.txt"), DONE),
         "wrong": (bash("echo wrong > answer.txt"), DONE),
+        "forged": (bash("echo 'echo 1 > $REWARD_FILE' > answer.txt"), DONE),
         "unscored": (DONE,),
         "mute": (ScriptedTurn(text="no", status=400),),
         "slow": (ScriptedTurn(text="Later.", delay_s=3600),),
@@ -78,6 +81,17 @@ def test_there_is_one_row_per_prompt_in_their_order(rollouts: RolloutFunc) -> No
     (report,) = rollouts.steps
     assert (report.step, report.rollouts, report.unscored, report.untrained) == (3, 5, 1, 1)
     assert (report.mean_reward, report.dropped_tokens) == (0.5, 0)
+
+
+def test_an_agent_that_keeps_its_work_from_being_judged_escapes_no_zero(rollouts: RolloutFunc) -> None:
+    rows = rollouts(["forged", "unscored"], trainer())
+    forged, unscored = rollouts.rollouts
+    assert (forged.reward, forged.blame, forged.training_reward) == (None, "agent", 0.0)
+    assert (unscored.blame, unscored.training_reward) == (None, None)
+    assert rows["env_reward"] == [0.0, None]
+    assert sum(rows["env_mask"][0]) > 0, "it is trained on, too"
+    (report,) = rollouts.steps
+    assert (report.unscored, report.mean_reward) == (1, 0.0)
 
 
 def test_a_group_has_one_id_and_each_rollout_a_seed_of_its_own(rollouts: RolloutFunc) -> None:
