@@ -70,10 +70,22 @@ END
 """
 
 
+PIPED = """
+    printf '2 3 5\\n4 5 9\\n' | {
+        while read -r a b wanted; do
+            test "$(untrusted --timeout 4 python3 add.py $a $b)" = "$wanted" || exit 1
+        done
+    } && echo 1 > "$REWARD_FILE" || echo 0 > "$REWARD_FILE"
+"""
+
+
+@pytest.mark.parametrize("loop", [LOOP, PIPED], ids=["here", "piped"])
 @pytest.mark.parametrize(("tail", "reward"), [("print(int(a) + int(b))", 1), ("print(5); sys.stdin.read()", 0)])
-async def test_a_program_cannot_end_the_loop_that_tries_it(tail: str, reward: float, provider: LocalProvider) -> None:
+async def test_a_program_cannot_end_the_loop_that_tries_it(
+    tail: str, reward: float, loop: str, provider: LocalProvider
+) -> None:
     work = f"echo 'import sys; a, b = sys.argv[1:]; {tail}' > add.py"
-    verdict = await judged(provider, Task(instruction=work, test_script=LOOP), SPEC)
+    verdict = await judged(provider, Task(instruction=work, test_script=loop), SPEC)
     assert verdict.total == reward, verdict
 
 
