@@ -14,7 +14,7 @@ from hashlib import sha256
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from rollcage.api.background import BackgroundRunner, Running, Wanted
+from rollcage.api.background import BackgroundRunner, RunningRollout, Wanted
 from rollcage.api.run import Work
 from rollcage.errors import UsageError
 from rollcage.events import Rollout
@@ -278,7 +278,7 @@ class SessionFactory:
 class Session:
     """One rollout, as OpenEnv's harness names it: a `TrainableSession`. Its verifier is the rollout's own."""
 
-    def __init__(self, running: Running, prompt: Any) -> None:
+    def __init__(self, running: RunningRollout, prompt: Any) -> None:
         """Made by a factory."""
         self._running, self._prompt = running, prompt
 

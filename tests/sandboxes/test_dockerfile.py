@@ -10,7 +10,7 @@ import pytest
 
 from rollcage.errors import SandboxError, SetupError, UsageError
 from rollcage.sandboxes.images import dockerfile
-from rollcage.sandboxes.images.dockerfile import Tool, build_dockerfile, builder
+from rollcage.sandboxes.images.dockerfile import ImageBuilder, build_dockerfile, builder
 from rollcage.sandboxes.local.provider import LocalProvider
 from support.container_engine import need_buildah
 
@@ -37,7 +37,7 @@ def context(tmp_path: Path) -> Path:
 
 
 def pretending(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    tool = Tool("sh", ("-c", script), lambda tag, to: ("-c", f": > {to}"))
+    tool = ImageBuilder("sh", ("-c", script), lambda tag, to: ("-c", f": > {to}"))
     monkeypatch.setattr(dockerfile, "TOOLS", (tool,))
 
 
@@ -64,7 +64,7 @@ async def test_a_build_that_hangs_is_killed(
 async def test_what_cannot_begin_is_said(
     provider: LocalProvider, context: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dockerfile, "TOOLS", (Tool("no-such-builder", (), lambda tag, to: ()),))
+    monkeypatch.setattr(dockerfile, "TOOLS", (ImageBuilder("no-such-builder", (), lambda tag, to: ()),))
     with pytest.raises(SetupError, match="no-such-builder"):
         await build_dockerfile(provider, "x", context, silent)
     with pytest.raises(UsageError, match="no Dockerfile"):

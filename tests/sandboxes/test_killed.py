@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from rollcage.sandboxes.local import fork_server
-from rollcage.sandboxes.local.cgroups import Group, _beside, _sweep
+from rollcage.sandboxes.local.cgroups import Cgroup, _beside, _sweep
 from rollcage.types import Blame, Outcome, Task
 from support.playing import Play
 from support.processes import alive
@@ -60,7 +60,7 @@ def test_the_kernel_says_whether_the_box_or_the_machine_was_out_of_memory(
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert Group(folders=[tmp_path]).killed_by_machine() is machine
+    assert Cgroup(folders=[tmp_path]).killed_by_machine() is machine
 
 
 def test_groups_that_the_dead_left_beside_ours_are_swept(tmp_path: Path) -> None:

@@ -131,14 +131,14 @@ UNIFIED = next(
 IN_A_GROUP = """
 import json, os, sys, time
 from pathlib import Path
-from rollcage.sandboxes.local.cgroups import Groups
+from rollcage.sandboxes.local.cgroups import Cgroups
 from rollcage.types import SandboxSpec
 def group(pid): return next(l[3:] for l in Path(f"/proc/{pid}/cgroup").read_text().splitlines() if l.startswith("0::"))
 (Path(sys.argv[1]) / "cgroup.procs").write_text(str(os.getpid()))
 os.setgroups([]); os.setresgid(65533, 65533, 65533); os.setresuid(65533, 65533, 65533)
 beside = os.fork() if sys.argv[3] == "two" else -1
 if beside == 0: time.sleep(1000)
-groups = Groups((sys.argv[2],))
+groups = Cgroups((sys.argv[2],))
 told = {"trees": [(tree.version, tree.controllers, str(tree.folder)) for tree in groups.trees()], "self": group("self")}
 if groups.trees():
     box = groups.open("box", SandboxSpec())
@@ -150,7 +150,7 @@ if groups.trees():
     while not group(child).endswith("/box"): pass
     box.close()
     told["ended"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    again = Groups((sys.argv[2],))
+    again = Cgroups((sys.argv[2],))
     told["again"] = str(again.trees()[0].folder.parent)
     again.close()
 groups.close()

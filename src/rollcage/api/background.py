@@ -31,7 +31,7 @@ class Wanted:
     """Fields of every request to the model, whatever the agent asks for."""
 
 
-class Running:
+class RunningRollout:
     """A rollout that was started."""
 
     def __init__(self, background: BackgroundRunner, work: Future[Rollout | None], scope: anyio.CancelScope) -> None:
@@ -67,15 +67,15 @@ class BackgroundRunner:
         self._lock = threading.Lock()
         self._stack: ExitStack | None = None
 
-    def start(self, wanted: Wanted) -> Running:
+    def start(self, wanted: Wanted) -> RunningRollout:
         """Begin one rollout."""
         self._open()
         work, scope = self._portal.start_task(self._work, wanted)
-        return Running(self, work, scope)
+        return RunningRollout(self, work, scope)
 
     def run(self, wanted: Sequence[Wanted]) -> list[Rollout]:
         """Run them all to their ends, in this order. The first that makes no sense stops all others."""
-        running: list[Running] = []
+        running: list[RunningRollout] = []
         try:
             running += map(self.start, wanted)
             wait([each.future for each in running], return_when=FIRST_EXCEPTION)

@@ -16,7 +16,7 @@ import anyio
 import httpx
 from pydantic import SecretStr, ValidationError
 
-from rollcage.client.connection import LONGEST_WAIT_S, Connection
+from rollcage.client.connection import LONGEST_WAIT_S, ServerConnection
 from rollcage.errors import UnknownBatch, UnknownGroup, UnknownRollout
 from rollcage.evaluation.batches import BatchReport
 from rollcage.events import Entry
@@ -40,7 +40,7 @@ from rollcage.trajectory import Sequence as TokenSequence
 from rollcage.types import JsonObject
 
 
-class Client(Connection):
+class Client(ServerConnection):
     """One server. Any number of tasks may use it at once."""
 
     async def start(self, instruction: str, **arguments: Unpack[RolloutArguments]) -> Started:

@@ -40,7 +40,7 @@ class ServerError(RollcageError):
         self.status = status
 
 
-class Connection:
+class ServerConnection:
     """One server. Any number of tasks may use it at once."""
 
     def __init__(

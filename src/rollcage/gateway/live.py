@@ -41,7 +41,7 @@ class Delta(Value):
     """Whether the turn is over; its whole is in the log."""
 
 
-class Running(Protocol):
+class RunningCall(Protocol):
     """A call that can be watched."""
 
     @property
@@ -57,9 +57,9 @@ class Running(Protocol):
         """What came so far."""
 
 
-async def deltas(running: Callable[[], Iterable[Running]], over: Callable[[], bool]) -> AsyncIterator[Delta]:
+async def deltas(running: Callable[[], Iterable[RunningCall]], over: Callable[[], bool]) -> AsyncIterator[Delta]:
     """What calls say from now on, until `over` and everything is told."""
-    readers: dict[Running, _Reader] = {}
+    readers: dict[RunningCall, _Reader] = {}
     while True:
         for call in list(running()):
             if call not in readers:
@@ -79,7 +79,7 @@ async def deltas(running: Callable[[], Iterable[Running]], over: Callable[[], bo
 class _Reader:
     """Reads one call."""
 
-    def __init__(self, call: Running) -> None:
+    def __init__(self, call: RunningCall) -> None:
         self._call = call
         self._pieces = call.pieces
         self._at = self._tokens = 0

@@ -9,7 +9,7 @@ import anyio
 import httpx
 
 from rollcage.mcp.errors import EndpointDown
-from rollcage.mcp.session import Broken, RpcError, Session
+from rollcage.mcp.session import McpSession, RpcError, SessionBroken
 from rollcage.mcp.types import EndpointReport, Remedies, ToolOptions
 from rollcage.types import JsonObject
 
@@ -43,7 +43,7 @@ class McpEndpoint:
         self._http, self._headers, self._options = http, headers, options
         self._guessed, self._remedies = guessed, remedies or Remedies()
         self._connecting = anyio.Lock()
-        self._session: Session | None = None
+        self._session: McpSession | None = None
         self._served = False
         self._connects = 0
         self.status: Literal["unknown", "serving", "absent", "down"] = "unknown"
@@ -74,7 +74,7 @@ class McpEndpoint:
     async def list(self) -> None:
         """Ask for its tools, all pages; what fails is kept in `status` and `error` and raised."""
 
-        async def pages(session: Session) -> list[JsonObject]:
+        async def pages(session: McpSession) -> list[JsonObject]:
             session.tools_changed = False
             tools: list[JsonObject] = []
             cursor: str | None = None
@@ -95,19 +95,21 @@ class McpEndpoint:
             with anyio.fail_after(seconds):
                 self.tools = await self.ask(pages, repeatable=True)
         except RpcError as error:
-            raise self._down(Broken(f"cannot list its tools: {error}", may_have_run=False)) from error
+            raise self._down(SessionBroken(f"cannot list its tools: {error}", may_have_run=False)) from error
         except TimeoutError:
-            raise self._down(Broken(f"its tools were not listed within {seconds:g} s", may_have_run=False)) from None
+            raise self._down(
+                SessionBroken(f"its tools were not listed within {seconds:g} s", may_have_run=False)
+            ) from None
 
-    async def ask(self, work: Callable[[Session], Awaitable[T]], *, repeatable: bool = False) -> T:
+    async def ask(self, work: Callable[[McpSession], Awaitable[T]], *, repeatable: bool = False) -> T:
         """Do something in its session. It is done again only where it cannot have been done, or may be done twice."""
         attempt, forgotten = 1, False
         while True:
-            session: Session | None = None
+            session: McpSession | None = None
             try:
                 session = await self._opened()
                 result = await work(session)
-            except Broken as broken:
+            except SessionBroken as broken:
                 if broken.session_gone and self._session is session:
                     self._session = None
                 # Only the session is gone: the endpoint itself is there (again), so there is nothing to wait for.
@@ -128,36 +130,38 @@ class McpEndpoint:
         if session:
             await session.close()
 
-    def _again(self, broken: Broken, repeatable: bool) -> bool:
+    def _again(self, broken: SessionBroken, repeatable: bool) -> bool:
         if broken.session_gone:
             return True
         if self._guessed and not self._served and broken.status in (404, 405):
             return False
         return broken.status in _PASSING and (repeatable or not broken.may_have_run)
 
-    async def _opened(self) -> Session:
+    async def _opened(self) -> McpSession:
         if self._session:
             return self._session
         async with self._connecting:
             if self._session:
                 return self._session
-            session = Session(self._http, self.url, dict(self._headers))
+            session = McpSession(self._http, self.url, dict(self._headers))
             try:
                 with anyio.fail_after(self._options.connect_timeout_s):
                     await session.open()
             except TimeoutError as error:
                 seconds = self._options.connect_timeout_s
-                raise Broken(f"no answer within {seconds:g} s", status=504, may_have_run=False) from error
+                raise SessionBroken(f"no answer within {seconds:g} s", status=504, may_have_run=False) from error
             except RpcError as error:
-                raise Broken(f"it does not speak MCP as we do: {error}", status=400, may_have_run=False) from error
-            except Broken as broken:
+                raise SessionBroken(
+                    f"it does not speak MCP as we do: {error}", status=400, may_have_run=False
+                ) from error
+            except SessionBroken as broken:
                 # A handshake changes nothing, so it may always be repeated.
-                raise Broken(str(broken), status=broken.status, may_have_run=False) from broken
+                raise SessionBroken(str(broken), status=broken.status, may_have_run=False) from broken
             self._session = session
             self._connects += 1
             return session
 
-    def _down(self, broken: Broken) -> EndpointDown:
+    def _down(self, broken: SessionBroken) -> EndpointDown:
         """The error that says so, once it is noted."""
         absent = self._guessed and not self._served and broken.status in (404, 405)
         self.status, self.error = ("absent" if absent else "down"), str(broken)

@@ -35,7 +35,7 @@ _BACKGROUND = 16
 """Answers to what the endpoint asks that are under way at most; beyond that it gets none."""
 
 
-class Broken(Exception):
+class SessionBroken(Exception):
     """A request got no answer. `may_have_run`: it may have been carried out all the same."""
 
     def __init__(self, reason: str, *, status: int = 0, may_have_run: bool, session_gone: bool = False) -> None:
@@ -61,7 +61,7 @@ class _Pending:
     retry_s: float = 1.0
 
 
-class Session:
+class McpSession:
     """A session. `open` first, `close` last; both may fail without harm."""
 
     def __init__(self, http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> None:
@@ -117,7 +117,7 @@ class Session:
             raise RpcError(message["error"])
         result = message.get("result")
         if not isinstance(result, dict):
-            raise Broken("the endpoint's answer has neither result nor error", may_have_run=True)
+            raise SessionBroken("the endpoint's answer has neither result nor error", may_have_run=True)
         return result
 
     async def _exchange(self, body: JsonObject, answer: _Pending) -> None:
@@ -134,7 +134,7 @@ class Session:
             async with self._sent("GET", None, {"last-event-id": answer.last_event}) as response:
                 await self._take(response, answer)
         if answer.message is None:
-            raise Broken("the connection was closed before the answer came", may_have_run=True)
+            raise SessionBroken("the connection was closed before the answer came", may_have_run=True)
 
     @asynccontextmanager
     async def _sent(
@@ -162,13 +162,13 @@ class Session:
         except AnswerTooLarge as error:
             raise RpcError({"message": f"{error} and was not read; ask for less"}) from error
         except _NOT_SENT as error:
-            raise Broken(_reason(error), may_have_run=False) from error
+            raise SessionBroken(_reason(error), may_have_run=False) from error
         except (httpx.HTTPError, httpx.StreamError, Malformed) as error:
-            raise Broken(_reason(error), may_have_run=True) from error
+            raise SessionBroken(_reason(error), may_have_run=True) from error
         except httpx.InvalidURL as error:
-            raise Broken(_reason(error), status=400, may_have_run=False) from error
+            raise SessionBroken(_reason(error), status=400, may_have_run=False) from error
 
-    async def _refusal(self, response: httpx.Response) -> Broken | RpcError:
+    async def _refusal(self, response: httpx.Response) -> SessionBroken | RpcError:
         status, text = response.status_code, ""
         async for chunk in response.aiter_bytes():
             text += chunk.decode("utf-8", "replace")
@@ -183,7 +183,7 @@ class Session:
         reason = f"HTTP {status}. {' '.join(said.split())[:300]}".strip()
         # 503 and 429 say that nothing was done; 502 and 504 come from something in between, which cannot know.
         may_have_run = status >= 500 and status != 503
-        return Broken(
+        return SessionBroken(
             reason, status=status, may_have_run=may_have_run, session_gone=self.has_id and status in (400, 404)
         )
 
@@ -244,7 +244,7 @@ class Session:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         async def quietly() -> None:
-            with suppress(Broken, RpcError), anyio.move_on_after(10):
+            with suppress(SessionBroken, RpcError), anyio.move_on_after(10):
                 await work
 
         task = asyncio.ensure_future(quietly())

@@ -23,7 +23,7 @@ from rollcage.mcp import guarded
 from rollcage.mcp.convert import LONGEST, Union
 from rollcage.mcp.endpoint import McpEndpoint
 from rollcage.mcp.errors import EndpointDown, ToolError, ToolFailed, ToolNotFound, ToolTimeout
-from rollcage.mcp.session import RpcError, Session
+from rollcage.mcp.session import McpSession, RpcError
 from rollcage.mcp.types import EndpointReport, ListToolsAction, Remedies, Tool, ToolOptions, ToolResult, ToolsReport
 from rollcage.types import JsonObject
 
@@ -94,7 +94,7 @@ class McpTools:
         self._here()
         started, tool, sent = time.monotonic(), None, False
 
-        async def work(session: Session) -> JsonObject:
+        async def work(session: McpSession) -> JsonObject:
             nonlocal sent
             sent = True
             return await session.request("tools/call", {"name": tool.original if tool else name, "arguments": given})

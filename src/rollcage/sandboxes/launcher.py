@@ -109,7 +109,7 @@ async def _serve(
         if not fds:
             return
         try:
-            answer = await _obey(connection, fds, judged, separation)
+            answer = await _launch(connection, fds, judged, separation)
         except SandboxLost:
             raise
         except (SandboxError, ValueError, OSError) as error:
@@ -125,7 +125,7 @@ async def _serve(
         done()
 
 
-async def _obey(connection: socket.socket, fds: list[int], judged: Launching, separation: Separation) -> str:
+async def _launch(connection: socket.socket, fds: list[int], judged: Launching, separation: Separation) -> str:
     """Run what is asked for; the answer is its exit code, and why it was ended where it was."""
     order = take_order(fds, OrderTerms(separation.timeout_s, separation.withheld))
     judged.launched += 1

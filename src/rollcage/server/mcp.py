@@ -26,7 +26,7 @@ from rollcage.mcp.jsonrpc import (
 from rollcage.mcp.server import Receive, RpcReply, Scope, Send, ToolServer, headers_of
 from rollcage.schema.writing import json_of
 from rollcage.server.auth import caller_of
-from rollcage.server.mcp_tools import EVERY_TOOL, Progress, RolloutTool, ToolFailure, call, find
+from rollcage.server.mcp_tools import EVERY_TOOL, CallProgress, RolloutTool, ToolFailure, call, find
 from rollcage.server.service import Service
 from rollcage.types import JsonObject, Value
 
@@ -90,7 +90,7 @@ class RolloutToolServer(ToolServer):
 
     async def call_tool(self, request: RpcRequest, scope: Scope, reply: RpcReply) -> str:
         """Call one, with signs of life while it runs."""
-        tool, progress = _found(request), Progress(wanted=reply.tells)
+        tool, progress = _found(request), CallProgress(wanted=reply.tells)
         arguments = request.params.get("arguments")
         answer: Value | ToolFailure
         async with anyio.create_task_group() as tasks:
@@ -106,7 +106,7 @@ class RolloutToolServer(ToolServer):
         # It can be many megabytes; meanwhile the others go on.
         return await anyio.to_thread.run_sync(tool_result, request.id, answer, request.extra)
 
-    async def _tell(self, request: RpcRequest, reply: RpcReply, progress: Progress) -> None:
+    async def _tell(self, request: RpcRequest, reply: RpcReply, progress: CallProgress) -> None:
         """Show signs of life: how far it is to those who asked, white space or comments to the others."""
         began, seconds = time.monotonic(), 0.0
         while True:

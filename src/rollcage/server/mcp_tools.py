@@ -69,7 +69,7 @@ class FinalizeArguments(RolloutId):
 
 
 @dataclass
-class Progress:
+class CallProgress:
     """How far a call is. Whoever waits for the call may look at it at any time."""
 
     wanted: bool = False
@@ -116,7 +116,7 @@ class ToolFailure(Exception):
         return {"error": self.message, "error_code": self.code, "argument": self.argument}
 
 
-Run = Callable[[Service, Any, Caller, Progress], Awaitable[Value]]
+Run = Callable[[Service, Any, Caller, CallProgress], Awaitable[Value]]
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _is_for_people(key: str, value: object) -> bool:
 
 
 async def call(
-    tool: RolloutTool, arguments: object, service: Service, caller: Caller, progress: Progress, *, older: bool
+    tool: RolloutTool, arguments: object, service: Service, caller: Caller, progress: CallProgress, *, older: bool
 ) -> Value:
     """Call a tool; ToolFailure where it comes to nothing.
 
@@ -234,7 +234,7 @@ def failure_of(error: Exception) -> ToolFailure:
             return ToolFailure(f"internal error ({type(error).__name__}); the server's log has more", "internal_error")
 
 
-async def _run(service: Service, request: RunArguments, caller: Caller, progress: Progress) -> RolloutResult:
+async def _run(service: Service, request: RunArguments, caller: Caller, progress: CallProgress) -> RolloutResult:
     started = await service.start(request, caller)
     progress.rollout_id = started.rollout_id
     try:
@@ -251,27 +251,29 @@ async def _run(service: Service, request: RunArguments, caller: Caller, progress
         raise
 
 
-async def _start(service: Service, request: RunArguments, caller: Caller, progress: Progress) -> Started:
+async def _start(service: Service, request: RunArguments, caller: Caller, progress: CallProgress) -> Started:
     return await service.start(request, caller)
 
 
-async def _state(service: Service, wanted: RolloutId, caller: Caller, progress: Progress) -> RolloutState:
+async def _state(service: Service, wanted: RolloutId, caller: Caller, progress: CallProgress) -> RolloutState:
     return await service.state(wanted.rollout_id, caller)
 
 
-async def _messages(service: Service, wanted: RolloutId, caller: Caller, progress: Progress) -> Messages:
+async def _messages(service: Service, wanted: RolloutId, caller: Caller, progress: CallProgress) -> Messages:
     return await service.messages(wanted.rollout_id, caller)
 
 
-async def _events(service: Service, wanted: EventArguments, caller: Caller, progress: Progress) -> EventPage:
+async def _events(service: Service, wanted: EventArguments, caller: Caller, progress: CallProgress) -> EventPage:
     return await service.events(wanted.rollout_id, caller, after=wanted.after)
 
 
-async def _abort(service: Service, wanted: RolloutId, caller: Caller, progress: Progress) -> Aborted:
+async def _abort(service: Service, wanted: RolloutId, caller: Caller, progress: CallProgress) -> Aborted:
     return await service.abort(wanted.rollout_id, caller, reason="asked for by abort_rollout")
 
 
-async def _finalize(service: Service, wanted: FinalizeArguments, caller: Caller, progress: Progress) -> RolloutResult:
+async def _finalize(
+    service: Service, wanted: FinalizeArguments, caller: Caller, progress: CallProgress
+) -> RolloutResult:
     progress.rollout_id = wanted.rollout_id
     return await service.finalize(wanted.rollout_id, caller, wait_s=wanted.wait_s)
 

@@ -38,7 +38,7 @@ from rollcage.schema.result import RolloutResult
 from rollcage.schema.views import RolloutState
 from rollcage.schema.writing import json_of
 from rollcage.server.auth import current_caller
-from rollcage.server.mcp_tools import TOOLS, Progress, RolloutTool, ToolFailure, call, find
+from rollcage.server.mcp_tools import TOOLS, CallProgress, RolloutTool, ToolFailure, call, find
 from rollcage.server.openenv_sessions import ClientConnection, Episode, Episodes, Presence, Sessions, connection
 from rollcage.server.service import Service
 from rollcage.types import JsonObject, Value
@@ -193,7 +193,7 @@ class OpenCodeEnvironment(MCPEnvironment):
         """Call a tool; the episode takes note of rollouts that ended. ToolFailure where it comes to nothing."""
         tool = find(name)
         given = self._seeded(tool, arguments)
-        here, progress = connection.get(), Progress()
+        here, progress = connection.get(), CallProgress()
         answer: Value | ToolFailure | None = None
         budget = timeout_s or self._budget(given)
         async with anyio.create_task_group() as tasks:
@@ -332,7 +332,7 @@ async def _leave_with(here: ClientConnection, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-def _unfinished(name: str, arguments: object, progress: Progress, budget: float, *, gone: bool) -> ToolFailure:
+def _unfinished(name: str, arguments: object, progress: CallProgress, budget: float, *, gone: bool) -> ToolFailure:
     why = "the client went away" if gone else f"not over after {budget:g} s"
     after = ""
     if progress.rollout_id:

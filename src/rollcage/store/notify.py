@@ -70,7 +70,7 @@ class Inotify:
             os.close(self.fd)
             raise _watch_error(bell.path.parent, code)
 
-    def rung(self) -> bool:
+    def has_news(self) -> bool:
         """Whether, since the last call, the bell was rung (or so much happened that the kernel lost count)."""
         heard = False
         with suppress(BlockingIOError):
@@ -142,7 +142,7 @@ class Watch:
         # Weak, because a follower may be made and dropped without ever being started.
         self._subscriptions: WeakSet[Subscription] = WeakSet()
         self._inotify = Inotify(bell)
-        self._knock = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._own_news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="rollcage-watch", daemon=True)
         self._thread.start()
@@ -157,23 +157,23 @@ class Watch:
         with self._lock:
             self._subscriptions.discard(subscription)
 
-    def knock(self) -> None:
+    def notify(self) -> None:
         """Something was committed by this process. From any thread."""
-        os.eventfd_write(self._knock, 1)
+        os.eventfd_write(self._own_news, 1)
 
     def close(self) -> None:
         """End the thread and tell the followers that it is over. Blocks for a moment."""
         self._closing = True
-        self.knock()
+        self.notify()
         self._thread.join()
         self._inotify.close()
-        os.close(self._knock)
+        os.close(self._own_news)
 
     def _run(self) -> None:
         connection: sqlite3.Connection | None = None
         poll = select.poll()
         poll.register(self._inotify.fd, select.POLLIN)
-        poll.register(self._knock, select.POLLIN)
+        poll.register(self._own_news, select.POLLIN)
         news = True
         while not self._closing:
             if news:
@@ -183,9 +183,9 @@ class Watch:
                 except sqlite3.Error as error:
                     self._tell_all(explained(error, self._path, "follow"))
             poll.poll()
-            news = self._inotify.rung()
+            news = self._inotify.has_news()
             with suppress(BlockingIOError):
-                news |= bool(os.eventfd_read(self._knock))
+                news |= bool(os.eventfd_read(self._own_news))
         if connection is not None:
             connection.close()
         self._tell_all(StoreError(f"cannot follow {self._path} any longer: it was closed"))

@@ -186,7 +186,7 @@ class Store:
         if self._bell is not None:
             self._bell.ring()
         if self._watch is not None:
-            self._watch.knock()
+            self._watch.notify()
 
     async def append(self, rollout_id: str, event: Event) -> Entry:
         """Add an event to a rollout's log; it is on the disk when this returns.

@@ -19,7 +19,7 @@ from rollcage.tasks.files import TaskFile, text_of
 from rollcage.tasks.harbor_config import (
     ArtifactTable,
     Config,
-    Environment,
+    HarborEnvironment,
     Healthcheck,
     OldConfig,
     StepTable,
@@ -403,7 +403,7 @@ def _waiting(check: Healthcheck, where: str) -> str:
     )
 
 
-def _beyond_a_box(name: str, environment: Environment) -> dict[str, bool]:
+def _beyond_a_box(name: str, environment: HarborEnvironment) -> dict[str, bool]:
     """What an environment may ask for that no box here has."""
     return {
         f"{name}.os = {environment.os!r}: boxes are linux": environment.os != "linux",

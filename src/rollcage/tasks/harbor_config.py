@@ -28,7 +28,7 @@ class Healthcheck(Table):
     retries: int = Field(default=3, ge=0)
 
 
-class Environment(Table):
+class HarborEnvironment(Table):
     """`[environment]`."""
 
     build_timeout_sec: float = 600
@@ -79,7 +79,7 @@ class Verifier(Table):
     network_mode: str | None = None
     allowed_hosts: list[str] = []
     environment_mode: Literal["shared", "separate"] | None = None
-    environment: Environment | None = None
+    environment: HarborEnvironment | None = None
     collect: list[CollectTable] = []
 
     @property
@@ -123,7 +123,7 @@ class Config(Table):
     version: str | None = None
     task: JsonObject = {}
     metadata: JsonObject = {}
-    environment: Environment = Environment()
+    environment: HarborEnvironment = HarborEnvironment()
     agent: AgentTable = AgentTable()
     verifier: Verifier = Verifier()
     solution: Solution = Solution()

@@ -100,7 +100,7 @@ class InstallConfig(BaseModel):
     log_parser: str = ""
 
 
-class Record(BaseModel):
+class SweRecord(BaseModel):
     """What we know of a record; the rest of it is ignored."""
 
     model_config = ConfigDict(frozen=True)
@@ -157,7 +157,7 @@ def task_of_record(data: JsonObject, path: Path, where: str, *, name: str = "") 
     # Datasets write null for what a record does not have.
     given = {key: value for key, value in data.items() if value is not None}
     try:
-        record = Record.model_validate(given)
+        record = SweRecord.model_validate(given)
         problems = _problems(record)
         if problems:
             raise UsageError("\n".join(problems))
@@ -171,7 +171,7 @@ def task_of_record(data: JsonObject, path: Path, where: str, *, name: str = "") 
     return TaskFile(path=path, task=task, sandbox=sandbox)
 
 
-def _problems(record: Record) -> list[str]:
+def _problems(record: SweRecord) -> list[str]:
     script = record.eval_script
     wrong = {
         "problem_statement: is missing: what the agent is asked": not record.problem_statement.strip(),
@@ -193,7 +193,7 @@ def _problems(record: Record) -> list[str]:
     return [what for what, so in wrong.items() if so]
 
 
-def _task(record: Record, folder: Path, name: str) -> Task:
+def _task(record: SweRecord, folder: Path, name: str) -> Task:
     failing = record.FAIL_TO_PASS or tuple(
         test for test, status in record.expected_output_json.items() if status == "PASSED"
     )
@@ -227,7 +227,7 @@ def _task(record: Record, folder: Path, name: str) -> Task:
     )
 
 
-def _setup(record: Record) -> str:
+def _setup(record: SweRecord) -> str:
     """The repository as it was: at its base, and with nothing in it that came later."""
     parts = [_START]
     if record.base_commit:
@@ -246,13 +246,13 @@ def _setup(record: Record) -> str:
     return "".join(part.format(**values) for part in (*parts, _FORGET))
 
 
-def _command(record: Record) -> str:
+def _command(record: SweRecord) -> str:
     given = record.test_cmd or record.install_config.test_cmd
     command = given if isinstance(given, str) else "\n".join(given)
     return command or ("bash /run_tests.sh" if record.expected_output_json else "")
 
 
-def _script(record: Record) -> str:
+def _script(record: SweRecord) -> str:
     """Out of a test command: the test patch is put in, its files are tested."""
     lines = [
         "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate; conda activate testbed; fi",

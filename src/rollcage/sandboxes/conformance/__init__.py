@@ -7,15 +7,22 @@ A backend that fails one of them is not a backend. `rollcage sandbox check local
 """
 
 from rollcage.sandboxes.conformance.suite import CHECKS, check, chosen, judge
-from rollcage.sandboxes.conformance.values import CheckVerdict, ConformanceCheck, Failed, NotApplicable, Subject, Traits
+from rollcage.sandboxes.conformance.values import (
+    BoxSubject,
+    CheckVerdict,
+    ConformanceCheck,
+    Failed,
+    NotApplicable,
+    Traits,
+)
 
 __all__ = [
     "CHECKS",
+    "BoxSubject",
     "CheckVerdict",
     "ConformanceCheck",
     "Failed",
     "NotApplicable",
-    "Subject",
     "Traits",
     "check",
     "chosen",

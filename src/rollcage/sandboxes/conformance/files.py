@@ -11,7 +11,7 @@ import anyio
 from rollcage.errors import FileMissing, SandboxError
 from rollcage.sandboxes.base import Sandbox, run, sh
 from rollcage.sandboxes.conformance import host
-from rollcage.sandboxes.conformance.values import Failed, Family, Subject, expect, same
+from rollcage.sandboxes.conformance.values import BoxSubject, Failed, Family, expect, same
 from rollcage.types import HOME
 
 family = Family("files")
@@ -33,7 +33,7 @@ async def _missing(box: Sandbox, path: str) -> None:
 
 
 @family.check("bytes of every value come back exactly as they were written, none and many")
-async def binary(subject: Subject) -> None:
+async def binary(subject: BoxSubject) -> None:
     async with subject.open() as box:
         for data in (b"", b"\0", b"\r\n\x1a\xff\xfe", bytes(range(256)) * 999, "é日本\n".encode()):
             await box.write(f"{HOME}/data", data)
@@ -46,7 +46,7 @@ async def binary(subject: Subject) -> None:
 
 
 @family.check("a file of 64 MB goes in and comes out whole", deadline_s=90)
-async def large(subject: Subject) -> None:
+async def large(subject: BoxSubject) -> None:
     data = os.urandom(1 << 20) * (LARGE >> 20)
     async with subject.open() as box:
         await box.write(f"{HOME}/large", data)
@@ -56,7 +56,7 @@ async def large(subject: Subject) -> None:
 
 
 @family.check("what is not there, or is no regular file, is FileMissing, and never hangs: FIFOs, devices, folders")
-async def missing(subject: Subject) -> None:
+async def missing(subject: BoxSubject) -> None:
     async with subject.open() as box:
         await sh(
             box, "mkfifo fifo; mkdir folder; echo in > file; ln -s /dev/zero zero; ln -s fifo through; ln -s no to"
@@ -68,7 +68,7 @@ async def missing(subject: Subject) -> None:
 
 
 @family.check("a symlink is read within the box: it leads to the box's own files and never to the host's")
-async def links(subject: Subject) -> None:
+async def links(subject: BoxSubject) -> None:
     with host.a_secret() as secret:
         async with subject.open() as box:
             made = await sh(
@@ -91,7 +91,7 @@ async def links(subject: Subject) -> None:
 
 
 @family.check("a write follows no link out of the box and does not hang on a FIFO; the host is as it was")
-async def replace(subject: Subject) -> None:
+async def replace(subject: BoxSubject) -> None:
     with host.a_folder() as outside:
         async with subject.open() as box:
             await sh(box, f"mkfifo fifo; mkdir folder; ln -s {outside} out; ln -s {outside}/file file")
@@ -109,7 +109,7 @@ async def replace(subject: Subject) -> None:
 
 
 @family.check("names of any kind work: spaces, quotes, line ends, dashes, other scripts, 255 bytes, many folders")
-async def names(subject: Subject) -> None:
+async def names(subject: BoxSubject) -> None:
     async with subject.open() as box:
         odd = (
             "a b",
@@ -136,7 +136,7 @@ async def names(subject: Subject) -> None:
 
 
 @family.check("a read takes no more than its limit, however large the file is")
-async def limit(subject: Subject) -> None:
+async def limit(subject: BoxSubject) -> None:
     async with subject.open() as box:
         await sh(box, "printf 0123456789 > file; truncate -s 900M sparse")
         for most, wanted in ((3, b"012"), (10, b"0123456789"), (11, b"0123456789"), (0, b"")):
@@ -145,7 +145,7 @@ async def limit(subject: Subject) -> None:
 
 
 @family.check("a written file has its mode and its folders, belongs to the commands, and replaces what was there")
-async def mode(subject: Subject) -> None:
+async def mode(subject: BoxSubject) -> None:
     async with subject.open() as box:
         path = f"{HOME}/a/b/c/run.sh"
         await box.write(path, b"#!/bin/sh\necho ran\n", mode=0o755)
@@ -162,7 +162,7 @@ async def mode(subject: Subject) -> None:
 
 
 @family.check("a path that cannot be is a clear SandboxError, and the box goes on")
-async def nonsense(subject: Subject) -> None:
+async def nonsense(subject: BoxSubject) -> None:
     async with subject.open() as box:
         for path in ("relative", "", f"{HOME}/nul\0nul", f"{HOME}/{'x' * 300}", f"/{'y/' * 5000}"):
             for use in (box.read(path), box.write(path, b"")):

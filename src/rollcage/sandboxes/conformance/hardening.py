@@ -10,7 +10,7 @@ import anyio
 
 from rollcage.sandboxes.conformance.daemons import living, until
 from rollcage.sandboxes.conformance.probes import refused
-from rollcage.sandboxes.conformance.values import Family, NotApplicable, Subject, expect, said, same
+from rollcage.sandboxes.conformance.values import BoxSubject, Family, NotApplicable, expect, said, same
 
 family = Family("hardening", excusable=True)
 
@@ -90,54 +90,54 @@ _IDENTITY = {
 }
 
 
-async def _try(subject: Subject, attempts: dict[str, str]) -> None:
+async def _try(subject: BoxSubject, attempts: dict[str, str]) -> None:
     _needs_a_shared_kernel(subject)
     async with subject.open() as box:
         await refused(box, attempts)
 
 
-def _needs_a_shared_kernel(subject: Subject) -> None:
+def _needs_a_shared_kernel(subject: BoxSubject) -> None:
     if subject.traits.own_kernel:
         raise NotApplicable("every box has a kernel of its own, which is not the host's")
 
 
 @family.check("a command can mount nothing, unmount nothing and change no root")
-async def mounts(subject: Subject) -> None:
+async def mounts(subject: BoxSubject) -> None:
     await _try(subject, _MOUNTS)
 
 
 @family.check("a command can make no namespace and join none")
-async def namespaces(subject: Subject) -> None:
+async def namespaces(subject: BoxSubject) -> None:
     await _try(subject, _NAMESPACES)
 
 
 @family.check("a command can neither trace nor look into the first process of its box")
-async def tracing(subject: Subject) -> None:
+async def tracing(subject: BoxSubject) -> None:
     await _try(subject, _OTHERS)
 
 
 @family.check("a command gets no kernel keys, bpf, perf, userfaultfd, io_uring, modules, log, clock or file handles")
-async def kernel(subject: Subject) -> None:
+async def kernel(subject: BoxSubject) -> None:
     await _try(subject, _KERNEL)
 
 
 @family.check("a command can change no kernel setting and read no kernel memory")
-async def settings(subject: Subject) -> None:
+async def settings(subject: BoxSubject) -> None:
     await _try(subject, _SETTINGS)
 
 
 @family.check("a command can make no device and open none but the harmless ones")
-async def devices(subject: Subject) -> None:
+async def devices(subject: BoxSubject) -> None:
     await _try(subject, _DEVICES)
 
 
 @family.check("a command gets no raw sockets and no families that a network namespace does not confine, as AF_VSOCK")
-async def sockets(subject: Subject) -> None:
+async def sockets(subject: BoxSubject) -> None:
     await _try(subject, _SOCKETS)
 
 
 @family.check("a command is no root and cannot become another: no capability, no way to gain one, a filter is in place")
-async def identity(subject: Subject) -> None:
+async def identity(subject: BoxSubject) -> None:
     _needs_a_shared_kernel(subject)
     async with subject.open() as box:
         await refused(box, _IDENTITY)
@@ -156,7 +156,7 @@ async def identity(subject: Subject) -> None:
 
 
 @family.check("seen from the host, nothing in a box runs as root")
-async def host_user(subject: Subject) -> None:
+async def host_user(subject: BoxSubject) -> None:
     _needs_a_shared_kernel(subject)
     marker = f"6{secrets.randbelow(10**9)}.5"
     async with subject.open() as box, box.spawn(["bash", "-c", f"echo up; sleep {marker}; true"]) as process:

@@ -12,7 +12,7 @@ from rollcage.sandboxes.base import sh
 from rollcage.sandboxes.conformance import host
 from rollcage.sandboxes.conformance.daemons import living, until
 from rollcage.sandboxes.conformance.probes import refused
-from rollcage.sandboxes.conformance.values import Family, Subject, expect, said, same
+from rollcage.sandboxes.conformance.values import BoxSubject, Family, expect, said, same
 
 family = Family("isolation")
 
@@ -27,7 +27,7 @@ def plant() -> str:
 
 
 @family.check("files of the host cannot be read, by any path that leads to them")
-async def host_files(subject: Subject) -> None:
+async def host_files(subject: BoxSubject) -> None:
     attempts = {
         "read a file of the host": "read(given['secret'])",
         "read it by its first process's root": "read('/proc/1/root' + given['secret'])",
@@ -46,7 +46,7 @@ async def host_files(subject: Subject) -> None:
 
 
 @family.check("processes of the host cannot be seen, signalled or looked into")
-async def host_processes(subject: Subject) -> None:
+async def host_processes(subject: BoxSubject) -> None:
     script = r"""
 import glob, sys
 marker = sys.stdin.buffer.read()
@@ -71,7 +71,7 @@ for name in glob.glob("/proc/[0-9]*/cmdline"):
 
 
 @family.check("nothing of our environment is in the box, not in any process that can be seen there")
-async def host_environment(subject: Subject) -> None:
+async def host_environment(subject: BoxSubject) -> None:
     script = r"""
 import glob, json, os, sys
 wanted, seen = json.load(sys.stdin), set()
@@ -91,7 +91,7 @@ print(json.dumps(sorted(name.partition("=")[0] for name in seen)))
 
 
 @family.check("no network: not the host's loopback, addresses or unix sockets, not the internet, not a name")
-async def network(subject: Subject) -> None:
+async def network(subject: BoxSubject) -> None:
     attempts = {
         "reach the internet": "connect(2, ('1.1.1.1', 443))",
         "reach the internet by another port": "connect(2, ('8.8.8.8', 53))",
@@ -114,7 +114,7 @@ async def network(subject: Subject) -> None:
 
 
 @family.check("the only network is loopback: no other interface is up, and no route leads anywhere")
-async def interfaces(subject: Subject) -> None:
+async def interfaces(subject: BoxSubject) -> None:
     script = r"""
 import fcntl, socket, struct
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -129,7 +129,7 @@ print(len(open("/proc/net/route").readlines()) - 1)
 
 
 @family.check("two boxes share nothing: no files, no processes, no loopback, no abstract sockets, no shared memory")
-async def other_boxes(subject: Subject) -> None:
+async def other_boxes(subject: BoxSubject) -> None:
     hold = r"""
 import ctypes, os, socket, sys
 for folder in ("/home/user", "/tmp", "/dev/shm", "/var/tmp"):
@@ -164,7 +164,7 @@ sys.stdin.read()
 
 
 @family.check("what a command changes in the system is not on the host and not in the next box")
-async def system(subject: Subject) -> None:
+async def system(subject: BoxSubject) -> None:
     name = f"planted-{secrets.token_hex(6)}"
     folders = "/ /usr /usr/bin /usr/local/bin /etc /etc/profile.d /opt /var /var/tmp /run /root /home /lib /dev /tmp"
     plant = (
@@ -180,7 +180,7 @@ async def system(subject: Subject) -> None:
 
 
 @family.check("a command gets its three streams and no other descriptor, and none leads to a file of the host")
-async def inherited(subject: Subject) -> None:
+async def inherited(subject: BoxSubject) -> None:
     script = r"""
 import os
 for number in sorted(map(int, os.listdir("/proc/self/fd"))):

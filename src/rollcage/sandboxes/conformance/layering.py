@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollcage.sandboxes.base import sh
-from rollcage.sandboxes.conformance.values import Family, Subject, same
+from rollcage.sandboxes.conformance.values import BoxSubject, Family, same
 from rollcage.sandboxes.layers import Layer
 
 family = Family("layers")
@@ -36,14 +36,14 @@ _WHOLE = "tool\ntophiddendeepbeside\n700\nbin/tool\n"
 
 
 @family.check("home starts as its layers, the topmost over the others, with modes and links as they were built")
-async def home(subject: Subject) -> None:
+async def home(subject: BoxSubject) -> None:
     async with subject.open(LAYERS) as box:
         same((await sh(box, _LOOK)).stdout.text, _WHOLE, "home")
         same((await sh(box, "ls -A ~")).stdout.text, ".hidden é\nbin\ndeep\nlink\nshared\n", "home holds")
 
 
 @family.check("a box may change, delete and replace what a layer brought; the next box has it as it was")
-async def changes(subject: Subject) -> None:
+async def changes(subject: BoxSubject) -> None:
     change = "echo x > ~/shared; rm -r ~/bin; mkdir ~/bin; ls -A ~/bin; rm ~/link; chmod 700 ~/deep; "
     change += "mv ~/deep/er ~/moved; cat ~/moved/file"
     for _ in range(2):
@@ -54,7 +54,7 @@ async def changes(subject: Subject) -> None:
 
 
 @family.check("two boxes at once change the same layers, each for itself")
-async def side_by_side(subject: Subject) -> None:
+async def side_by_side(subject: BoxSubject) -> None:
     async with subject.open(LAYERS) as first, subject.open(LAYERS) as second:
         await sh(first, "echo first > ~/shared; rm -r ~/deep")
         same((await sh(second, _LOOK)).stdout.text, _WHOLE, "the other box's home")

@@ -10,7 +10,7 @@ import anyio
 from rollcage.errors import SandboxLost
 from rollcage.sandboxes.base import Sandbox, sh
 from rollcage.sandboxes.conformance.daemons import Swarm, until
-from rollcage.sandboxes.conformance.values import Failed, Family, Subject, expect, same
+from rollcage.sandboxes.conformance.values import BoxSubject, Failed, Family, expect, same
 from rollcage.types import HOME
 
 family = Family("lifecycle")
@@ -72,7 +72,7 @@ class _Waiter:
 
 
 @family.check("a box is new: home holds nothing but its layers, and each box has an id of its own")
-async def fresh(subject: Subject) -> None:
+async def fresh(subject: BoxSubject) -> None:
     ids = set()
     for _ in range(2):
         async with subject.open() as box:
@@ -85,7 +85,7 @@ async def fresh(subject: Subject) -> None:
 
 
 @family.check("closing a busy box ends its commands at once, and those who wait for them get SandboxLost")
-async def close_while_busy(subject: Subject) -> None:
+async def close_while_busy(subject: BoxSubject) -> None:
     waiters = [_Waiter() for _ in range(3)]
     async with anyio.create_task_group() as tasks:
         async with subject.open() as box:
@@ -101,7 +101,7 @@ async def close_while_busy(subject: Subject) -> None:
 
 
 @family.check("a closed box says SandboxLost to whatever is asked of it, and closing it again does nothing")
-async def close_twice(subject: Subject) -> None:
+async def close_twice(subject: BoxSubject) -> None:
     opening = subject.provider.open(subject.spec())
     box = await opening.__aenter__()
     same((await sh(box, "echo open")).stdout.text, "open\n", "a command said")
@@ -112,7 +112,7 @@ async def close_twice(subject: Subject) -> None:
 
 
 @family.check("a listener and a command of a box that is closed first can still be left quietly")
-async def close_inside_out(subject: Subject) -> None:
+async def close_inside_out(subject: BoxSubject) -> None:
     opening = subject.provider.open(subject.spec())
     box = await opening.__aenter__()
     with anyio.fail_after(2 * _SOON_S):
@@ -122,7 +122,7 @@ async def close_inside_out(subject: Subject) -> None:
 
 
 @family.check("a box that is lost says SandboxLost: to those who wait, to whatever is asked; the next box works")
-async def lost(subject: Subject) -> None:
+async def lost(subject: BoxSubject) -> None:
     lose = subject.traits.lose
     if lose is None:
         raise Failed("the backend's traits name no way to lose a box, so this could not be tried")
@@ -139,7 +139,7 @@ async def lost(subject: Subject) -> None:
 
 
 @family.check("giving up while a box is being opened leaves nothing, and the next box works")
-async def cancelled_opening(subject: Subject) -> None:
+async def cancelled_opening(subject: BoxSubject) -> None:
     for delay in (0, 0.002, 0.01, 0.05):
         with anyio.move_on_after(delay * subject.traits.pace):
             async with subject.open():
@@ -149,7 +149,7 @@ async def cancelled_opening(subject: Subject) -> None:
 
 
 @family.check("boxes that come and go leave no descriptor behind in our process")
-async def descriptors(subject: Subject) -> None:
+async def descriptors(subject: BoxSubject) -> None:
     async def once() -> None:
         async with subject.open() as box, box.listen(7000):
             await sh(box, "cat", timeout_s=30)
@@ -164,7 +164,7 @@ async def descriptors(subject: Subject) -> None:
 
 
 @family.check("fifty boxes at once work, and none sees another's files", deadline_s=100)
-async def fifty(subject: Subject) -> None:
+async def fifty(subject: BoxSubject) -> None:
     seen: dict[str, str] = {}
     few = anyio.CapacityLimiter(8)
     written = 0

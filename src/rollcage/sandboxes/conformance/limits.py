@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rollcage.errors import SandboxError
 from rollcage.sandboxes.base import Sandbox, sh
-from rollcage.sandboxes.conformance.values import Failed, Family, NotApplicable, Subject, expect, python, said, same
+from rollcage.sandboxes.conformance.values import BoxSubject, Failed, Family, NotApplicable, expect, python, said, same
 from rollcage.types import HOME
 
 family = Family("limits", excusable=True)
@@ -25,7 +25,7 @@ async def _still_works(box: Sandbox) -> None:
 
 
 @family.check("pids: a fork bomb stops at its limit, the box answers the next command, other boxes do not notice")
-async def pids(subject: Subject) -> None:
+async def pids(subject: BoxSubject) -> None:
     script = r"""
 import os, sys, time
 n = 0
@@ -48,7 +48,7 @@ print(n, flush=True)
 
 
 @family.check("memory: one process gets no more than its box has, and reserving address space is not using it")
-async def memory(subject: Subject) -> None:
+async def memory(subject: BoxSubject) -> None:
     take = "b = bytearray(400 << 20)\nfor i in range(0, len(b), 4096): b[i] = 1\nprint('taken')"
     async with subject.open(memory_mb=256) as box:
         ran = await python(box, take)
@@ -59,7 +59,7 @@ async def memory(subject: Subject) -> None:
 
 
 @family.check("memory: all processes together get no more than their box has")
-async def memory_together(subject: Subject) -> None:
+async def memory_together(subject: BoxSubject) -> None:
     script = r'''
 import subprocess, sys
 take = """
@@ -83,7 +83,7 @@ print(sum(child.poll() is None for child in children))
 
 
 @family.check("cpus: a loop gets no more processor time than its box has")
-async def cpus(subject: Subject) -> None:
+async def cpus(subject: BoxSubject) -> None:
     # Of the loop alone: on a slow machine an interpreter needs more than that to start.
     burn = (
         "import time\nbegan, end = time.process_time(), time.time() + 1.5\n"
@@ -105,7 +105,7 @@ async def _fill(box: Sandbox, limit: str, folder: str, most: int) -> None:
 
 
 @family.check("disk: home takes so much and no more; then a write is a clear error, and with room again it works")
-async def disk(subject: Subject) -> None:
+async def disk(subject: BoxSubject) -> None:
     async with subject.open(disk_mb=20) as box:
         await _fill(box, "disk", HOME, 22)
         try:
@@ -120,7 +120,7 @@ async def disk(subject: Subject) -> None:
 
 
 @family.check("tmp: /tmp and /dev/shm take so much and no more")
-async def tmp(subject: Subject) -> None:
+async def tmp(subject: BoxSubject) -> None:
     async with subject.open(tmp_mb=5) as box:
         for folder in ("/tmp", "/dev/shm"):  # noqa: S108 (paths in the box)
             await _fill(box, "tmp", folder, 7)
@@ -128,7 +128,7 @@ async def tmp(subject: Subject) -> None:
 
 
 @family.check("file: one file takes so much and no more")
-async def file(subject: Subject) -> None:
+async def file(subject: BoxSubject) -> None:
     async with subject.open(file_mb=10, disk_mb=64) as box:
         ran = await sh(box, "head -c 15M /dev/zero > ~/large; stat -c %s ~/large")
         _held(

@@ -12,7 +12,7 @@ from rollcage.sandboxes.base import Sandbox
 from rollcage.sandboxes.conformance import host
 from rollcage.sandboxes.conformance.daemons import until
 from rollcage.sandboxes.conformance.peers import CONNECT, KNOCK, PORT, Peer, echo, served
-from rollcage.sandboxes.conformance.values import Failed, Family, Subject, expect, python, said, same
+from rollcage.sandboxes.conformance.values import BoxSubject, Failed, Family, expect, python, said, same
 
 family = Family("listen")
 
@@ -21,7 +21,7 @@ _BODY = 32 << 20
 
 
 @family.check("HTTP out of the box is answered by our process, and each part of a streamed answer arrives at once")
-async def http(subject: Subject) -> None:
+async def http(subject: BoxSubject) -> None:
     printed = [anyio.Event() for _ in range(3)]
 
     async def answer(peer: Peer) -> None:
@@ -64,7 +64,7 @@ print(c.getresponse().read().decode() == hashlib.sha256(body).hexdigest())
 
 
 @family.check("64 connections are open at once, and each gets its own answer")
-async def concurrent(subject: Subject) -> None:
+async def concurrent(subject: BoxSubject) -> None:
     arrived = 0
     all_here = anyio.Event()
 
@@ -98,7 +98,7 @@ print(len(right), all(right))
 
 
 @family.check("a large body goes through unchanged, both ways at the same time", deadline_s=90)
-async def bodies(subject: Subject) -> None:
+async def bodies(subject: BoxSubject) -> None:
     script = (
         CONNECT
         + """
@@ -128,7 +128,7 @@ print(count, sent.digest() == got.digest())
 
 
 @family.check("either side may say that it is done and still be answered")
-async def half_closed(subject: Subject) -> None:
+async def half_closed(subject: BoxSubject) -> None:
     heard: list[bytes] = []
 
     async def answer(peer: Peer) -> None:
@@ -163,7 +163,7 @@ s.close()
 
 
 @family.check("hundreds of short connections, one after the other, leave nothing behind")
-async def many(subject: Subject) -> None:
+async def many(subject: BoxSubject) -> None:
     script = (
         CONNECT
         + """
@@ -184,7 +184,7 @@ print("all")
 
 
 @family.check("a port that is taken is a clear error, whoever took it; other ports go on side by side")
-async def taken(subject: Subject) -> None:
+async def taken(subject: BoxSubject) -> None:
     async def refused(box: Sandbox, port: int) -> None:
         try:
             async with box.listen(port):
@@ -208,7 +208,7 @@ async def taken(subject: Subject) -> None:
 
 
 @family.check("after the block nobody answers any more, and the port can be used again")
-async def closed(subject: Subject) -> None:
+async def closed(subject: BoxSubject) -> None:
     async with subject.open() as box:
         for _ in range(3):
             async with served(box, PORT, echo):
@@ -218,7 +218,7 @@ async def closed(subject: Subject) -> None:
 
 
 @family.check("the port is there in this box only: not on this machine, not in another box")
-async def private(subject: Subject) -> None:
+async def private(subject: BoxSubject) -> None:
     port = host.free_port()
     async with subject.open() as box, subject.open() as other, served(box, port, echo):
         same(await said(box, KNOCK, str(port)), "b'hello'\n", "in its own box, the client saw")

@@ -10,7 +10,7 @@ import anyio
 from rollcage.sandboxes.base import Sandbox, sh
 from rollcage.sandboxes.conformance.daemons import until
 from rollcage.sandboxes.conformance.peers import CONNECT, KNOCK, PORT, Peer, echo, served
-from rollcage.sandboxes.conformance.values import Family, Subject, expect, python, said, same
+from rollcage.sandboxes.conformance.values import BoxSubject, Family, expect, python, said, same
 
 family = Family("listen")
 
@@ -26,7 +26,7 @@ async def _alive(box: Sandbox) -> None:
 
 
 @family.check("a client that does not read holds us back and nobody else; all is there when it reads", deadline_s=90)
-async def slow_reader(subject: Subject) -> None:
+async def slow_reader(subject: BoxSubject) -> None:
     block = os.urandom(1 << 16)
     peers: list[Peer] = []
 
@@ -62,7 +62,7 @@ print(count)
 
 
 @family.check("while we do not read, a client in the box must wait, and nobody else; then all arrives", deadline_s=90)
-async def slow_server(subject: Subject) -> None:
+async def slow_server(subject: BoxSubject) -> None:
     may_read = anyio.Event()
     count = 0
 
@@ -106,7 +106,7 @@ print(s.recv(9), flush=True)
 
 
 @family.check("when one side vanishes, the other learns of it")
-async def vanished(subject: Subject) -> None:
+async def vanished(subject: BoxSubject) -> None:
     told = anyio.Event()
 
     async def answer(peer: Peer) -> None:
@@ -129,7 +129,7 @@ async def vanished(subject: Subject) -> None:
 
 
 @family.check("a command that kills all it can reach cannot make others hang: they are answered, or refused at once")
-async def rampage(subject: Subject) -> None:
+async def rampage(subject: BoxSubject) -> None:
     held, over = anyio.Event(), anyio.Event()
 
     async def answer(peer: Peer) -> None:

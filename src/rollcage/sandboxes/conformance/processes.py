@@ -12,7 +12,7 @@ import anyio
 from rollcage.errors import SandboxError
 from rollcage.sandboxes.base import PATH, Sandbox, run, sh, tail
 from rollcage.sandboxes.conformance.daemons import Swarm, until
-from rollcage.sandboxes.conformance.values import Failed, Family, Subject, expect, python, said, same
+from rollcage.sandboxes.conformance.values import BoxSubject, Failed, Family, expect, python, said, same
 from rollcage.types import HOME
 
 family = Family("processes")
@@ -27,7 +27,7 @@ _BOUND = 64 << 20
 @family.check(
     "exit codes are a shell's: the program's own, 128+n for signal n, 127 for a missing program, 126 for no program"
 )
-async def exit_codes(subject: Subject) -> None:
+async def exit_codes(subject: BoxSubject) -> None:
     async with subject.open() as box:
         for script, code in (
             ("exit 0", 0),
@@ -44,7 +44,7 @@ async def exit_codes(subject: Subject) -> None:
 
 
 @family.check("arguments arrive exactly as given; nothing is expanded, split or lost")
-async def arguments(subject: Subject) -> None:
+async def arguments(subject: BoxSubject) -> None:
     given = ["a b", "", "$HOME", "*", "'\"\\", "line\nend", "日本", "--", "-x", "{}", ";", "\t", "x" * 100_000]
     async with subject.open() as box:
         seen = await said(box, "import sys; sys.stdout.write('\\0'.join(sys.argv[1:]))", *given, limit=1 << 20)
@@ -52,7 +52,7 @@ async def arguments(subject: Subject) -> None:
 
 
 @family.check("the environment is PATH, HOME, USER, LANG, TMPDIR and what was given, and nothing else")
-async def environment(subject: Subject) -> None:
+async def environment(subject: BoxSubject) -> None:
     async with subject.open() as box:
         more = {"A": "b=c\nd", "EMPTY": "", "ÜMLAUT": "é", "PATH": "/usr/bin:/bin", "lower": "$HOME `x`"}
         given: Mapping[str, str]
@@ -63,7 +63,7 @@ async def environment(subject: Subject) -> None:
 
 
 @family.check("a command starts in the folder it was given, home by default")
-async def folder(subject: Subject) -> None:
+async def folder(subject: BoxSubject) -> None:
     async with subject.open() as box:
         await sh(box, "mkdir 'a b' $'日本\\n'")
         same((await run(box, ["pwd"])).stdout.text, f"{HOME}\n", "by default")
@@ -72,7 +72,7 @@ async def folder(subject: Subject) -> None:
 
 
 @family.check("a folder that is not there and a command that cannot be are clear errors that name them")
-async def nonsense(subject: Subject) -> None:
+async def nonsense(subject: BoxSubject) -> None:
     async with subject.open() as box:
         for cwd in (f"{HOME}/nowhere", "/etc/passwd"):
             try:
@@ -92,7 +92,7 @@ async def nonsense(subject: Subject) -> None:
 
 
 @family.check("standard output and error are apart, and what was printed last is not lost")
-async def streams(subject: Subject) -> None:
+async def streams(subject: BoxSubject) -> None:
     async with subject.open() as box:
         ran = await sh(box, "for i in 1 2 3; do echo out$i; echo err$i >&2; done; printf last; printf end >&2")
         same(ran.stdout.text, "out1\nout2\nout3\nlast", "standard output")
@@ -105,7 +105,7 @@ async def streams(subject: Subject) -> None:
 
 
 @family.check("input arrives whole, and its end is the end of file")
-async def stdin(subject: Subject) -> None:
+async def stdin(subject: BoxSubject) -> None:
     data = os.urandom(5 << 20)
     async with subject.open() as box:
         ran = await run(box, ["sha256sum"], stdin=data)
@@ -117,7 +117,7 @@ async def stdin(subject: Subject) -> None:
 
 
 @family.check("a command and its caller can talk: each line arrives before the next is sent")
-async def conversation(subject: Subject) -> None:
+async def conversation(subject: BoxSubject) -> None:
     async with (
         subject.open() as box,
         box.spawn(["bash", "-c", "while read -r x; do echo got $x; done; echo over"]) as p,
@@ -131,7 +131,7 @@ async def conversation(subject: Subject) -> None:
 
 
 @family.check("100 MB of output goes by and our own memory does not grow with it", deadline_s=90)
-async def output(subject: Subject) -> None:
+async def output(subject: BoxSubject) -> None:
     async with subject.open() as box:
         before = _resident()
         async with box.spawn(["head", "-c", str(_MUCH), "/dev/zero"]) as process, anyio.create_task_group() as tasks:
@@ -147,7 +147,7 @@ async def output(subject: Subject) -> None:
 
 
 @family.check("output that nobody reads makes the command wait; it fills no memory, and is all there when read later")
-async def unread(subject: Subject) -> None:
+async def unread(subject: BoxSubject) -> None:
     async with subject.open() as box:
         before = _resident()
         async with box.spawn(["head", "-c", str(_MUCH), "/dev/zero"]) as process:
@@ -165,7 +165,7 @@ def _resident() -> int:
 
 
 @family.check("a command that ignores every signal ends at its time limit, with all it started")
-async def timeouts(subject: Subject) -> None:
+async def timeouts(subject: BoxSubject) -> None:
     async with subject.open() as box:
         ended = await sh(box, "trap '' TERM INT HUP; echo begun; while :; do :; done", timeout_s=3)
         same((ended.code, ended.timed_out, ended.stdout.text), (124, True, "begun\n"), "a stubborn loop")
@@ -176,7 +176,7 @@ async def timeouts(subject: Subject) -> None:
 
 
 @family.check("nothing a command started is alive when its block is left: children, sessions, orphans, ever new ones")
-async def daemons(subject: Subject) -> None:
+async def daemons(subject: BoxSubject) -> None:
     async with subject.open() as box:
         swarm = Swarm(box)
         async with swarm.started():
@@ -192,7 +192,7 @@ async def daemons(subject: Subject) -> None:
 
 
 @family.check("when a command has ended, `wait` returns its code and all it left running is dead")
-async def leftovers(subject: Subject) -> None:
+async def leftovers(subject: BoxSubject) -> None:
     async with subject.open() as box:
         swarm = Swarm(box)
         async with swarm.started("exit") as process:
@@ -203,7 +203,7 @@ async def leftovers(subject: Subject) -> None:
 
 
 @family.check("cancelling kills the command and all it started before the block is left")
-async def cancellation(subject: Subject) -> None:
+async def cancellation(subject: BoxSubject) -> None:
     async with subject.open() as box:
         swarm = Swarm(box)
         async with anyio.create_task_group() as tasks:
@@ -217,7 +217,7 @@ async def cancellation(subject: Subject) -> None:
 
 
 @family.check("commands of one box run side by side and share home, /tmp and loopback")
-async def parallel(subject: Subject) -> None:
+async def parallel(subject: BoxSubject) -> None:
     async with subject.open() as box:
         await sh(box, "mkfifo /tmp/pipe; echo kept > ~/file")
         codes: list[int] = []
@@ -247,7 +247,7 @@ async def _talk_over_loopback(box: Sandbox) -> None:
 
 
 @family.check("a command that kills all it can reach harms only commands; the box goes on")
-async def rampage(subject: Subject) -> None:
+async def rampage(subject: BoxSubject) -> None:
     async with subject.open() as box:
         await box.write(f"{HOME}/file", b"kept")
         ran = await sh(box, "kill -STOP 1; kill -9 1; kill -TERM -1; kill -9 -1; sleep 0.2; echo still", timeout_s=10)

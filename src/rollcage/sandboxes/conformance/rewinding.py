@@ -9,7 +9,7 @@ from rollcage.errors import SandboxError
 from rollcage.sandboxes.base import Rewindable, Sandbox, sh
 from rollcage.sandboxes.conformance import host
 from rollcage.sandboxes.conformance.layering import LAYERS
-from rollcage.sandboxes.conformance.values import Failed, Family, NotApplicable, Subject, expect, same
+from rollcage.sandboxes.conformance.values import BoxSubject, Failed, Family, NotApplicable, expect, same
 from rollcage.sandboxes.layers import Layer
 from rollcage.types import HOME
 
@@ -27,7 +27,7 @@ class _Box(Sandbox, Rewindable):
 
 
 @asynccontextmanager
-async def _opened(subject: Subject, layers: Sequence[Layer] = ()) -> AsyncIterator[_Box]:
+async def _opened(subject: BoxSubject, layers: Sequence[Layer] = ()) -> AsyncIterator[_Box]:
     async with subject.open(layers) as box:
         if not isinstance(box, Rewindable):
             raise NotApplicable("boxes of this backend do not rewind; rollouts verify in a fresh one")
@@ -39,7 +39,7 @@ async def _tree(box: Sandbox) -> list[str]:
 
 
 @family.check("only the kept paths stay as they were left; all else in home is back, and what had changed is named")
-async def keeps(subject: Subject) -> None:
+async def keeps(subject: BoxSubject) -> None:
     async with _opened(subject, LAYERS) as box:
         await sh(box, _SETUP)
         before = await _tree(box)
@@ -65,7 +65,7 @@ async def keeps(subject: Subject) -> None:
 
 
 @family.check("an untouched home names nothing, and a box can be rewound again and again")
-async def again(subject: Subject) -> None:
+async def again(subject: BoxSubject) -> None:
     async with _opened(subject) as box:
         await sh(box, _SETUP)
         before = await _tree(box)
@@ -78,7 +78,7 @@ async def again(subject: Subject) -> None:
 
 
 @family.check("a kept path that became a link, or lies behind one, leads nowhere")
-async def links(subject: Subject) -> None:
+async def links(subject: BoxSubject) -> None:
     with host.a_secret() as secret:
         async with _opened(subject) as box:
             await sh(box, "mkdir -p ~/a/b ~/c; echo 1 > ~/a/b/f")
@@ -91,7 +91,7 @@ async def links(subject: Subject) -> None:
 
 
 @family.check("without a checkpoint, with a path outside home, or while a command runs, it is a clear error")
-async def refusals(subject: Subject) -> None:
+async def refusals(subject: BoxSubject) -> None:
     async with _opened(subject) as box:
 
         async def refused(what: str, keep: Sequence[str] | None) -> None:

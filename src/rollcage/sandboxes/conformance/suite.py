@@ -24,12 +24,12 @@ from rollcage.sandboxes.conformance import (
 )
 from rollcage.sandboxes.conformance.backends import traits_of
 from rollcage.sandboxes.conformance.values import (
+    BoxSubject,
     CheckVerdict,
     ConformanceCheck,
     Failed,
     NotApplicable,
     Outcome,
-    Subject,
     Traits,
 )
 
@@ -65,7 +65,7 @@ async def check(
 async def judge(check: ConformanceCheck, provider: Provider, traits: Traits | None = None) -> CheckVerdict:
     """Try one check."""
     isolation.plant()
-    subject = Subject(provider, traits or traits_of(provider))
+    subject = BoxSubject(provider, traits or traits_of(provider))
     patience, grace = check.deadline_s * subject.traits.pace, _GRACE_S * subject.traits.pace
     started = time.monotonic()
     scope = anyio.CancelScope(deadline=anyio.current_time() + patience)
@@ -87,7 +87,7 @@ async def judge(check: ConformanceCheck, provider: Provider, traits: Traits | No
     return CheckVerdict(name=check.name, holds=check.holds, outcome=outcome, detail=detail, seconds=seconds)
 
 
-async def _tried(check: ConformanceCheck, subject: Subject, scope: anyio.CancelScope) -> tuple[Outcome, str]:
+async def _tried(check: ConformanceCheck, subject: BoxSubject, scope: anyio.CancelScope) -> tuple[Outcome, str]:
     try:
         with scope:
             await check.run(subject)

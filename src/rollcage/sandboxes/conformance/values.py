@@ -37,7 +37,7 @@ class Traits:
 
 
 @dataclass(frozen=True)
-class Subject:
+class BoxSubject:
     """The backend on trial: what a check is given."""
 
     provider: Provider
@@ -56,7 +56,7 @@ class Subject:
         return SandboxSpec(backend=self.provider.name, template=self.traits.template, **limits)
 
 
-Trial = Callable[[Subject], Awaitable[None]]
+Trial = Callable[[BoxSubject], Awaitable[None]]
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ _SHOWN = 12
 """Lines of a build that failed."""
 
 
-class Tool(NamedTuple):
+class ImageBuilder(NamedTuple):
     """A builder: its commands, to which its own path is added in front."""
 
     name: str
@@ -42,13 +42,15 @@ class Tool(NamedTuple):
 
 TOOLS = (
     # chroot: in a container, where most of us are, there is no right to do more.
-    Tool("buildah", ("bud", "--isolation", "chroot", "--layers"), lambda tag, to: ("push", tag, f"oci-archive:{to}")),
-    Tool("podman", ("build", "--layers"), lambda tag, to: ("save", "--format", "oci-archive", "-o", to, tag)),
-    Tool("docker", ("build",), lambda tag, to: ("save", "-o", to, tag)),
+    ImageBuilder(
+        "buildah", ("bud", "--isolation", "chroot", "--layers"), lambda tag, to: ("push", tag, f"oci-archive:{to}")
+    ),
+    ImageBuilder("podman", ("build", "--layers"), lambda tag, to: ("save", "--format", "oci-archive", "-o", to, tag)),
+    ImageBuilder("docker", ("build",), lambda tag, to: ("save", "-o", to, tag)),
 )
 
 
-def builder() -> Tool | None:
+def builder() -> ImageBuilder | None:
     """The first that is installed."""
     return next((tool for tool in TOOLS if shutil.which(tool.name)), None)
 

@@ -27,7 +27,7 @@ from rollcage.sandboxes.box_rpc import (
 )
 from rollcage.sandboxes.inside.orders import TOOLS
 from rollcage.sandboxes.judged import JudgedSide, Side, null_streams
-from rollcage.sandboxes.local.cgroups import Group
+from rollcage.sandboxes.local.cgroups import Cgroup
 from rollcage.sandboxes.local.connection import LocalConnection
 from rollcage.sandboxes.local.disks import discard
 from rollcage.sandboxes.local.fork_server import ForkServer
@@ -81,7 +81,7 @@ class LocalBox:
         name: str,
         fork_server: ForkServer,
         namespaces: Sequence[int],
-        limits: tuple[Group, tuple[str, ...]],
+        limits: tuple[Cgroup, tuple[str, ...]],
         shape: Shape,
         env: Mapping[str, str] | None = None,
     ) -> None:

@@ -65,7 +65,7 @@ def _memberships(text: str) -> Iterator[tuple[str, str]]:
             yield name, path
 
 
-class Groups:
+class Cgroups:
     """The cgroups of one provider: a folder of its own in each usable tree, a group in it for each box."""
 
     def __init__(self, wanted: tuple[str, ...] = CONTROLLERS) -> None:
@@ -95,9 +95,9 @@ class Groups:
         """Which versions are in use."""
         return tuple(sorted({tree.version for tree in self._trees}))
 
-    def open(self, box: str, spec: SandboxSpec) -> Group:
+    def open(self, box: str, spec: SandboxSpec) -> Cgroup:
         """A group for one box, with its limits."""
-        group = Group()
+        group = Cgroup()
         try:
             for tree in self._trees:
                 wanted = {name for name in tree.controllers if name != "cpu" or spec.cpus is not None}
@@ -121,7 +121,7 @@ class Groups:
 
 
 @dataclass
-class Group:
+class Cgroup:
     """The limits of one box: a folder in each tree, and descriptors through which a process joins them."""
 
     folders: list[Path] = field(default_factory=list)

@@ -16,7 +16,7 @@ from rollcage.errors import RollcageError
 from rollcage.sandboxes.box_rpc import RequestRefused
 from rollcage.sandboxes.inside.orders import TOOLS
 from rollcage.sandboxes.layers import BOX_UID, LayerStore, box_uid
-from rollcage.sandboxes.local.cgroups import CONTROLLERS, Group, Groups
+from rollcage.sandboxes.local.cgroups import CONTROLLERS, Cgroup, Cgroups
 from rollcage.sandboxes.local.disks import Disks
 from rollcage.sandboxes.local.fork_server import ForkServer
 
@@ -228,7 +228,7 @@ _WITHOUT = {
 
 
 def _cgroups(fork_server: ForkServer | RollcageError) -> list[MachineFinding]:
-    groups = Groups()
+    groups = Cgroups()
     try:
         for tree in groups.trees():
             if not _may_join(fork_server, tree.folder / "probe"):
@@ -246,7 +246,7 @@ def _cgroups(fork_server: ForkServer | RollcageError) -> list[MachineFinding]:
 
 def _may_join(fork_server: ForkServer | RollcageError, folder: Path) -> bool:
     """Whether a process of the box's user may enter a group that we made."""
-    group = Group()
+    group = Cgroup()
     try:
         group.add(folder, {})
         if isinstance(fork_server, ForkServer):

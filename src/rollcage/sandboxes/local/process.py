@@ -12,7 +12,7 @@ import anyio
 
 from rollcage.errors import SandboxError, SandboxLost
 from rollcage.sandboxes.inside import kernel
-from rollcage.sandboxes.local.cgroups import Group
+from rollcage.sandboxes.local.cgroups import Cgroup
 from rollcage.sandboxes.local.fork_server import ForkServer
 from rollcage.sandboxes.pipes import Piped
 
@@ -61,7 +61,7 @@ class LocalProcess(Piped):
     """One bubblewrap and all that runs below it."""
 
     def __init__(
-        self, stdin: int, stdout: int, stderr: int, status: int, *, fork_server: ForkServer, group: Group
+        self, stdin: int, stdout: int, stderr: int, status: int, *, fork_server: ForkServer, group: Cgroup
     ) -> None:
         """Takes over our ends of the pipes. `status` is where bubblewrap tells what it does."""
         super().__init__(stdin, stdout, stderr)

@@ -19,7 +19,7 @@ from rollcage.sandboxes.box_rpc import RequestRefused
 from rollcage.sandboxes.images.catalog import Image, ImageStore
 from rollcage.sandboxes.layers import BOX_UID, Layer, LayerStore
 from rollcage.sandboxes.local.box import LocalBox, Shape
-from rollcage.sandboxes.local.cgroups import Group, Groups
+from rollcage.sandboxes.local.cgroups import Cgroup, Cgroups
 from rollcage.sandboxes.local.disks import Disks, discard
 from rollcage.sandboxes.local.fork_server import ForkServer
 from rollcage.sandboxes.local.machine import remedy
@@ -48,7 +48,7 @@ class LocalProvider:
         """What `template` can name."""
         self._making_base = SharedWork()
         self._fork_server: ForkServer | None = None
-        self._groups: Groups | None = None
+        self._groups: Cgroups | None = None
         self._on_disk = on_disk
         self._disks: Disks | None = None
         self._starting = anyio.Lock()
@@ -112,12 +112,12 @@ class LocalProvider:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    async def _start(self) -> tuple[ForkServer, Groups]:
+    async def _start(self) -> tuple[ForkServer, Cgroups]:
         async with self._starting:
             if self._fork_server is not None and self._groups is not None and not self._fork_server.gone:
                 return self._fork_server, self._groups
             self.close()
-            self._fork_server, self._groups = fork_server, groups = ForkServer(self.layers.folder, self._uid), Groups()
+            self._fork_server, self._groups = fork_server, groups = ForkServer(self.layers.folder, self._uid), Cgroups()
             try:
                 await _join_or_forget(fork_server, groups)
                 if self._on_disk:
@@ -132,7 +132,7 @@ class LocalProvider:
         self._disks = Disks(self.layers.folder, self._uid)
         await self._disks.sweep(fork_server)
 
-    async def _try_out(self, fork_server: ForkServer, groups: Groups) -> None:
+    async def _try_out(self, fork_server: ForkServer, groups: Cgroups) -> None:
         """One command in one box: what a machine bars, it bars here, before anybody relies on it."""
         try:
             box = await self._build(fork_server, groups, SandboxSpec(), Image(), [])
@@ -154,7 +154,7 @@ class LocalProvider:
             raise SetupError(f"no command can be isolated here ({said}): {remedy(said, 0)}")
 
     async def _build(
-        self, fork_server: ForkServer, groups: Groups, spec: SandboxSpec, image: Image, layers: list[str]
+        self, fork_server: ForkServer, groups: Cgroups, spec: SandboxSpec, image: Image, layers: list[str]
     ) -> LocalBox:
         layers = [*layers, *self.images.folders(image, "home")]
         name = f"local-{secrets.token_hex(6)}"
@@ -186,10 +186,10 @@ class LocalProvider:
         return LocalBox(name, fork_server, answer.fds, (group, groups.controllers), shape, {**image.env, **spec.env})
 
 
-async def _join_or_forget(fork_server: ForkServer, groups: Groups) -> None:
+async def _join_or_forget(fork_server: ForkServer, groups: Cgroups) -> None:
     """Do without those cgroups that we can make but that a process of the box's user may not enter."""
     for tree in groups.trees():
-        group = Group()
+        group = Cgroup()
         try:
             group.add(tree.folder / "probe", {})
             await fork_server.ask("join", {}, group.joins)
