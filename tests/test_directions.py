@@ -67,6 +67,7 @@ wiring                 : *
 api                    : *
 trl                    : *
 verl                   : *
+cluster                : *
 client                 : schema trajectory {LEAVES}
 cli                    : *
 server                 : *
@@ -89,6 +90,7 @@ EDGES = {
     "api",
     "cli",
     "client",
+    "cluster",
     "examples",
     "opencode_env",
     "server",
@@ -98,7 +100,7 @@ EDGES = {
 }
 """Nothing but an edge, or the package's own face, imports one of these."""
 HEAVY = (
-    "opentelemetry openenv gradio docker e2b fastapi starlette mcp fastmcp fleet httpx prometheus_client "
+    "opentelemetry openenv ray gradio docker e2b fastapi starlette mcp fastmcp fleet httpx prometheus_client "
     "rollcage.server"
 ).split()
 

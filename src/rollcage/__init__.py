@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rollcage.api.run import run as run
     from rollcage.client import Client as Client
     from rollcage.client import SyncClient as SyncClient
+    from rollcage.cluster import Cluster as Cluster
     from rollcage.errors import RollcageError as RollcageError
     from rollcage.errors import SetupError as SetupError
     from rollcage.errors import StoreError as StoreError
@@ -44,6 +45,7 @@ _MODULES = {
     "api.evaluate": "Batch",
     "api.run": "aeval arun arun_group eval load open_runner run",
     "client": "Client SyncClient",
+    "cluster": "Cluster",
     "errors": "RollcageError SetupError StoreError UsageError",
     "events": "Rollout",
     "runner": "Runner",

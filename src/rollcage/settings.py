@@ -96,6 +96,10 @@ class Settings(Value):
     proxies: Proxies = Proxies()
     """`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`, in small letters too: on the way to models. A `.env` sets
     none: its writer would see what goes by."""
+    replicas: tuple[str, ...] = ()
+    """`ROLLCAGE_ENDPOINT_REPLICAS`: addresses of one model that answer alike, with commas between them; or
+    `@FILE`, which has one per line and may change. Rollouts that name one of them are spread over all. A `.env` sets
+    none of it."""
     otlp: OtlpSettings = OtlpSettings()
     """OpenTelemetry."""
     debug: bool = False
@@ -136,6 +140,10 @@ class Settings(Value):
         given = {"url": url or self.otlp.url, "content": content or self.otlp.content}
         return self.model_copy(update={"otlp": self.otlp.model_copy(update=given)})
 
+    def with_replicas(self, addresses: tuple[str, ...]) -> Settings:
+        """The same, with these addresses of one model in place of what is set, where there are any."""
+        return self.model_copy(update={"replicas": addresses}) if addresses else self
+
     @classmethod
     def from_environ(
         cls, environ: Mapping[str, str] | None = None, *, home: str | None = None, root: bool | None = None
@@ -147,6 +155,7 @@ class Settings(Value):
         """
         own = os.environ if environ is None else environ
         proxies, otlp = _proxies(own), _otlp(own)
+        replicas = tuple(each.strip() for each in own.get("ROLLCAGE_ENDPOINT_REPLICAS", "").split(",") if each.strip())
         environ = _beside_file(os.environ) if environ is None else environ
         if home:
             environ = {**environ, "ROLLCAGE_HOME": home}
@@ -166,9 +175,15 @@ class Settings(Value):
             no_color=bool(environ.get("NO_COLOR")),
             system=_system(environ),
             proxies=proxies,
+            replicas=replicas,
             otlp=otlp,
             debug=_on(environ, "ROLLCAGE_DEBUG"),
         )
+
+
+def give_default(name: str, value: str) -> None:
+    """Set what libraries of others read when they are loaded, unless somebody has set it."""
+    os.environ.setdefault(name, value)
 
 
 def _on(environ: Mapping[str, str], name: str) -> bool:

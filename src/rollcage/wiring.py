@@ -6,9 +6,10 @@ import resource
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-from rollcage.errors import SetupError, UnknownRollout
+from rollcage.errors import SetupError, UnknownRollout, UsageError
 from rollcage.settings import Settings
 from rollcage.types import BASE, SandboxSpec, System
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from rollcage.agents.opencode.agent import OpenCode
     from rollcage.environments.base import Environments
     from rollcage.events import Event
+    from rollcage.gateway.replicas import Replicas
     from rollcage.runner import Registry, Runner
+    from rollcage.runner.executor import Executor
     from rollcage.runner.runner import EventListener
     from rollcage.sandboxes.base import Provider
     from rollcage.sandboxes.container.provider import ContainerProvider
@@ -28,6 +31,10 @@ if TYPE_CHECKING:
     from rollcage.store import Store
 
 
+AT_ONCE = 8
+"""Rollouts that run at once in one process, unless somebody says otherwise."""
+MANY = 100_000
+"""The same on other machines: as many as have a place there."""
 MOST_TREE_BYTES = 2 << 30
 """What an archive of a task's files may come to; a task is held to less when it is read."""
 
@@ -129,7 +136,9 @@ async def opened_registry(settings: Settings, *, warm: int = 0, local: bool = Tr
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     async with (
-        Gateway.open(answer_limit=settings.answer_limit_mb << 20, proxies=settings.proxies) as gateway,
+        Gateway.open(
+            answer_limit=settings.answer_limit_mb << 20, proxies=settings.proxies, replicas=replicas_of(settings)
+        ) as gateway,
         AsyncExitStack() as stack,
     ):
         boxes = {name: await stack.enter_async_context(make()) for name, make in providers(settings).items()}
@@ -152,6 +161,19 @@ async def opened_registry(settings: Settings, *, warm: int = 0, local: bool = Tr
         )
 
 
+def replicas_of(settings: Settings) -> Replicas:
+    """Addresses that answer alike: UsageError where one is no address."""
+    from rollcage.gateway.replicas import Replicas
+
+    files = [each[1:] for each in settings.replicas if each.startswith("@")]
+    if files and len(settings.replicas) > 1:
+        raise UsageError("is a list of addresses or one file", argument="endpoint_replicas")
+    for address in settings.replicas:
+        if not address.startswith(("http://", "https://", "@")):
+            raise UsageError(f"{address!r} must start with http:// or https://", argument="endpoint_replicas")
+    return Replicas(() if files else settings.replicas, Path(files[0]) if files else None)
+
+
 async def _pooled(
     stack: AsyncExitStack, providers: Mapping[str, Provider], warmer: OpenCode, size: int, usual: SandboxSpec
 ) -> dict[str, Provider]:
@@ -167,19 +189,54 @@ async def _pooled(
 
 @asynccontextmanager
 async def opened_runner(
-    settings: Settings, store: Store, *, warm: int = 0, at_once: int = 8, narrated: bool = False
+    settings: Settings,
+    store: Store,
+    *,
+    warm: int = 0,
+    at_once: int | None = None,
+    narrated: bool = False,
+    elsewhere: Elsewhere | None = None,
 ) -> AsyncIterator[Runner]:
-    """A runner on this log, with everything it needs. `warm`: see `opened_registry`; `narrated`: `opened_listener`."""
+    """A runner on this log, with everything it needs.
+
+    `warm`: see `opened_registry`; `narrated`: `opened_listener`. `elsewhere`: other machines that run the rollouts.
+    """
     from rollcage.runner import Runner
 
     async with (
-        opened_registry(settings, warm=warm) as backends,
+        opened_registry(settings, warm=0 if elsewhere else warm) as backends,
         opened_listener(settings, store, narrated=narrated) as on_event,
-        Runner.open(store, backends, at_once=at_once, recovers=False) as runner,
+        opened_elsewhere(settings, backends, elsewhere) as executor,
+        Runner.open(
+            store,
+            backends,
+            at_once=at_once or (MANY if elsewhere else AT_ONCE),
+            recovers=False,
+            executor=executor,
+        ) as runner,
     ):
         runner.on_event = on_event
         await runner.recover()
         yield runner
+
+
+class Elsewhere(Protocol):
+    """Other machines that can run rollouts: `rollcage.cluster`."""
+
+    def open(self, settings: Settings, registry: Registry) -> AbstractAsyncContextManager[Executor]:
+        """What runs them there, for as long as the block lasts."""
+
+
+@asynccontextmanager
+async def opened_elsewhere(
+    settings: Settings, registry: Registry, elsewhere: Elsewhere | None
+) -> AsyncIterator[Executor | None]:
+    """What runs the rollouts; None: this process."""
+    if elsewhere is None:
+        yield None
+        return
+    async with elsewhere.open(settings, registry) as executor:
+        yield executor
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ import pytest
 
 from rollcage.errors import AgentError, ScoringError
 from rollcage.events import EVENT, Ended
-from rollcage.rollout.run import _ended_by
+from rollcage.rollout.run import ended_by
 from rollcage.schema.result import result_of
 from rollcage.types import NO_MODEL, Blame, Outcome, SandboxSpec, Task
 from support.paths import ROOT
@@ -28,9 +28,9 @@ def test_an_ended_of_an_older_log_is_blamed_like_a_new_one() -> None:
 
 
 def test_an_error_that_knows_better_says_so() -> None:
-    assert _ended_by(ScoringError("x", blame="agent")).blame is Blame.AGENT
-    assert _ended_by(ScoringError("x")).blame is Blame.TASK
-    assert _ended_by(AgentError("x")).blame is Blame.INFRASTRUCTURE, "it never started"
+    assert ended_by(ScoringError("x", blame="agent")).blame is Blame.AGENT
+    assert ended_by(ScoringError("x")).blame is Blame.TASK
+    assert ended_by(AgentError("x")).blame is Blame.INFRASTRUCTURE, "it never started"
 
 
 @pytest.mark.parametrize(

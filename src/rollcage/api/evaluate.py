@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from rollcage.runner import Runner
     from rollcage.simulators import ScriptedModel
     from rollcage.store import Store
+    from rollcage.wiring import Elsewhere
 
 Show = Callable[[BatchView, bool], Awaitable[None]]
 """Shown the batch now and then; whether this process runs it."""
@@ -373,8 +374,16 @@ async def resumed(
 class Evaluating:
     """What `aeval` gives: `await` it for the whole `Batch`, or `async for row in` it as rollouts end."""
 
-    def __init__(self, asked: Evaluation, settings: Settings, runner: Runner | None, store: Store | None) -> None:
+    def __init__(
+        self,
+        asked: Evaluation,
+        settings: Settings,
+        runner: Runner | None,
+        store: Store | None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         self._asked, self._settings, self._runner, self._store = asked, settings, runner, store
+        self._elsewhere = elsewhere
 
     def __await__(self) -> Generator[Any, None, Batch]:
         return self._whole().__await__()
@@ -414,6 +423,7 @@ class Evaluating:
                 if store is None:
                     store = await stack.enter_async_context(Store.open(self._settings.log_path))
                 if runner is None:
-                    opened = opened_runner(self._settings, store, at_once=self._asked.limits.at_once)
+                    at_once = self._asked.limits.at_once
+                    opened = opened_runner(self._settings, store, at_once=at_once, elsewhere=self._elsewhere)
                     runner = await stack.enter_async_context(opened)
                 yield await stack.enter_async_context(open_batch(self._asked, self._settings, store, runner))

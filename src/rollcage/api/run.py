@@ -18,10 +18,11 @@ from rollcage.settings import Settings
 from rollcage.tasks import TaskFile
 from rollcage.tasks import load as load_task
 from rollcage.types import Job, Task
-from rollcage.wiring import opened_runner, ungrouped
+from rollcage.wiring import AT_ONCE, MANY, opened_runner, ungrouped
 
 if TYPE_CHECKING:
     from rollcage.api.evaluate import Batch, Evaluating
+    from rollcage.cluster import Cluster
     from rollcage.runner import Runner
     from rollcage.store import Store
 
@@ -127,12 +128,18 @@ async def _ready(
 
 @asynccontextmanager
 async def open_runner(
-    *, settings: Settings | None = None, store: Store | None = None, at_once: int = 8, warm: int = 0
+    *,
+    settings: Settings | None = None,
+    store: Store | None = None,
+    at_once: int | None = None,
+    warm: int = 0,
+    cluster: Cluster | None = None,
 ) -> AsyncIterator[Runner]:
     """A runner for many rollouts, with everything they need. At the end of the block it stops what still runs.
 
     `store`: the log to write to; else yours, which `rollcage ls` shows. `at_once`: how many run at a time, the others
-    wait. `warm`: so many boxes are kept open ahead, with the agent started in them.
+    wait; 8, or as many as a cluster has places. `warm`: so many boxes are kept open ahead, with the agent started in
+    them. `cluster`: a Ray cluster whose nodes run the rollouts.
     """
     from rollcage.store import Store
 
@@ -141,7 +148,9 @@ async def open_runner(
         async with AsyncExitStack() as stack:
             if store is None:
                 store = await stack.enter_async_context(Store.open(settings.log_path))
-            yield await stack.enter_async_context(opened_runner(settings, store, warm=warm, at_once=at_once))
+            yield await stack.enter_async_context(
+                opened_runner(settings, store, warm=warm, at_once=at_once, elsewhere=cluster)
+            )
 
 
 def aeval(
@@ -150,7 +159,7 @@ def aeval(
     *,
     agents: str | Sequence[str] = (),
     n: int = 1,
-    at_once: int = 8,
+    at_once: int | None = None,
     name: str = "",
     retry: Literal["", "broken", "infrastructure"] = "",
     accept_changes: bool = False,
@@ -160,6 +169,7 @@ def aeval(
     runner: Runner | None = None,
     store: Store | None = None,
     settings: Settings | None = None,
+    cluster: Cluster | None = None,
     **arguments: Unpack[RolloutArguments],
 ) -> Evaluating:
     """Evaluate: every task x model x agent, `n` times each. `await` gives the `Batch`; `async for` each row as it ends.
@@ -167,7 +177,8 @@ def aeval(
     `tasks`: sources as `rollcage eval` takes them (a task file, a folder, a dataset), tasks, or several of both.
     `models`: `scripted`, `vllm`, `openai/gpt-4o-mini`, `http://host/v1#model`. `agents`: else each task's own.
     The same call goes on where it was: what has a result is not run again. `retry`: see `rollcage eval --retry`.
-    `budget`: in the currency of `prices.toml`. `runner` and `store`: what `open_runner` gave, and its log.
+    `budget`: in the currency of `prices.toml`. `runner` and `store`: what `open_runner` gave, and its log. `at_once`
+    and `cluster`: as for `open_runner`.
     """
     from rollcage.api.evaluate import Evaluating, Evaluation, prices_in
     from rollcage.runner.batch import BatchLimits
@@ -185,7 +196,7 @@ def aeval(
         name=name,
         arguments=dict(arguments),
         limits=BatchLimits(
-            at_once=at_once,
+            at_once=at_once or (MANY if cluster else AT_ONCE),
             max_tokens=max_tokens,
             max_time_s=max_time_s,
             budget=budget,
@@ -194,7 +205,7 @@ def aeval(
         ),
         accept_changes=accept_changes,
     )
-    return Evaluating(asked, settings, runner, store)
+    return Evaluating(asked, settings, runner, store, cluster)
 
 
 def eval(tasks: Work | TaskSet, models: str | Sequence[str] = (), **more: Any) -> Batch:

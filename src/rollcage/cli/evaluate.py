@@ -10,11 +10,12 @@ import click
 
 from rollcage.cli import codes
 from rollcage.cli.codes import EVAL_HELP
-from rollcage.cli.options import JSON, OTLP, REQUIRE, Derived, all_of, seconds
+from rollcage.cli.options import JSON, OTLP, RAY, REPLICAS, REQUIRE, Derived, all_of, seconds
 
 if TYPE_CHECKING:
     from rollcage.api.evaluate import Evaluation
     from rollcage.cli.batch_screen import BatchScreen
+    from rollcage.cluster import Cluster
     from rollcage.evaluation.batches import BatchReport, BatchView
     from rollcage.settings import Settings
 
@@ -29,7 +30,9 @@ OUT = click.option("-o", "--output", metavar="FILE", help="Write it to this file
 @click.option("-m", "--model", "models", multiple=True, metavar="MODEL", help="Who thinks. May be repeated.")
 @click.option("--agent", "agents", multiple=True, metavar="NAME", help="Which agent works; else the task's own.")
 @click.option("-n", "samples", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Samples of each.")
-@click.option("--at-once", type=click.IntRange(1, 1024), default=8, show_default=True, help="So many at a time.")
+@click.option(
+    "--at-once", type=click.IntRange(1, 100_000), show_default="8, or all places of --ray", help="So many at a time."
+)
 @click.option("--name", default="", help="Names the batch; else a name is made of what is asked.")
 @click.option("--resume", metavar="NAME", default="", help="Go on with this batch.")
 @click.option("--retry", type=click.Choice(["broken", "infrastructure"]), help="Run again what ended so.")
@@ -38,7 +41,7 @@ OUT = click.option("-o", "--output", metavar="FILE", help="Write it to this file
 @click.option("--max-time", type=seconds, metavar="SECONDS", help="Stop everything after so long.")
 @click.option("--budget", type=click.FloatRange(0), help="Begin nothing once it cost so much (prices.toml).")
 @click.option("--patience", type=seconds, metavar="SECONDS", default=600.0, help="Wait so long for an absent model.")
-@all_of(REQUIRE, OUT, OTLP, JSON)
+@all_of(REQUIRE, OUT, REPLICAS, RAY, OTLP, JSON)
 def evaluate(sources: tuple[str, ...], resume: str, as_json: bool, output: str | None, **options: Any) -> int:
     """Run whole task sets, on one model or several.
 
@@ -51,22 +54,26 @@ def evaluate(sources: tuple[str, ...], resume: str, as_json: bool, output: str |
       rollcage eval examples -m scripted -n 4
       rollcage eval tasks/ -m vllm -m openai/gpt-4o-mini -n 8 --at-once 16 --name nightly --require 0.8
       rollcage eval --resume nightly --retry infrastructure
+      rollcage eval tasks/ -m vllm -n 64 --ray auto
     """
     if bool(sources) == bool(resume):
         raise click.UsageError("name task sources, or a batch to --resume")
     import anyio
 
     from rollcage.api.evaluate import Evaluation, prices_in
+    from rollcage.cli.nodes import cluster_of
     from rollcage.cli.output import environment
     from rollcage.runner.batch import BatchLimits
+    from rollcage.wiring import AT_ONCE, MANY
 
     settings = environment().sending_traces(options.pop("otlp"), options.pop("otlp_content"))
-    require = options.pop("require")
+    settings = settings.with_replicas(options.pop("endpoint_replicas"))
+    require, cluster = options.pop("require"), cluster_of(options)
     _check_output(output)
     own = {name: options.pop(name) for name in ("models", "agents", "samples", "name", "retry", "accept_changes")}
     prices, budget = prices_in(settings.prices_path), options.pop("budget")
     limits = BatchLimits(
-        at_once=options.pop("at_once"),
+        at_once=options.pop("at_once") or (MANY if cluster else AT_ONCE),
         max_tokens=options.pop("max_tokens"),
         max_time_s=options.pop("max_time"),
         patience_s=options.pop("patience"),
@@ -84,7 +91,7 @@ def evaluate(sources: tuple[str, ...], resume: str, as_json: bool, output: str |
         limits=limits,
         accept_changes=own["accept_changes"],
     )
-    how = (bool(resume), as_json, output, require)
+    how = (bool(resume), as_json, output, require, cluster)
     return anyio.run(_evaluate, settings, asked, how, backend_options={"use_uvloop": True})
 
 
@@ -137,7 +144,11 @@ def _check_output(output: str | None) -> None:
         raise click.UsageError("-o FILE ends in .md, .json, .csv or .html")
 
 
-async def _evaluate(settings: Settings, asked: Evaluation, how: tuple[bool, bool, str | None, float | None]) -> int:
+How = tuple[bool, bool, "str | None", "float | None", "Cluster | None"]
+"""Whether to resume, whether to write JSON, where to write the report, what is required, and who runs it."""
+
+
+async def _evaluate(settings: Settings, asked: Evaluation, how: How) -> int:
     import anyio
 
     from rollcage.cli.batch_screen import BatchScreen
@@ -160,9 +171,7 @@ async def _evaluate(settings: Settings, asked: Evaluation, how: tuple[bool, bool
     return code
 
 
-async def _run(
-    settings: Settings, asked: Evaluation, how: tuple[bool, bool, str | None, float | None], screen: BatchScreen
-) -> int:
+async def _run(settings: Settings, asked: Evaluation, how: How, screen: BatchScreen) -> int:
     from rollcage.api.evaluate import Batch, open_batch, resumed
     from rollcage.cli.output import write_json
     from rollcage.errors import UsageError
@@ -171,7 +180,7 @@ async def _run(
     from rollcage.store import Store
     from rollcage.wiring import opened_runner
 
-    resume, as_json, output, require = how
+    resume, as_json, output, require, cluster = how
     limits = asked.limits
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(Store.open(settings.log_path))
@@ -182,7 +191,9 @@ async def _run(
             raise UsageError(
                 f"{unpriced[0]} has no price", argument="budget", remedy=f"say what it costs in {settings.prices_path}"
             )
-        runner = await stack.enter_async_context(opened_runner(settings, store, at_once=limits.at_once))
+        runner = await stack.enter_async_context(
+            opened_runner(settings, store, at_once=limits.at_once, elsewhere=cluster)
+        )
         view, work = await stack.enter_async_context(open_batch(asked, settings, store, runner))
         screen.begin(view)
         with screen.running():

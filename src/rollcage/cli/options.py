@@ -33,6 +33,26 @@ OTLP = all_of(
 )
 
 
+RAY = all_of(
+    click.option("--ray", metavar="ADDRESS", help="Run on the nodes of this Ray cluster: auto, local or HOST:PORT."),
+    click.option("--ray-places", type=click.IntRange(1), metavar="N", help="With --ray: so many on a node at most."),
+    click.option(
+        "--ray-resource", multiple=True, metavar="NAME=N", help="With --ray: what one takes of a node; CPU=0.25."
+    ),
+    click.option("--ray-label", multiple=True, metavar="NAME=VALUE", help="With --ray: only nodes labelled so."),
+    click.option("--ray-lease", type=click.FloatRange(0.5), metavar="SECONDS", help="With --ray: nodes cut off stop."),
+    click.option("--node-home", metavar="FOLDER", help="With --ray: where nodes keep layers and boxes."),
+)
+
+
+REPLICAS = click.option(
+    "--endpoint-replicas",
+    multiple=True,
+    metavar="URL",
+    help="Addresses of one model that answer alike, or @FILE with one per line; may be repeated.",
+)
+
+
 class Derived(click.Command):
     """A command with options that are made from the arguments of a rollout, when they are first needed."""
 

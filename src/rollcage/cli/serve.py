@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from rollcage.cli.options import JSON, OTLP, seconds_or_zero
+from rollcage.cli.options import JSON, OTLP, RAY, REPLICAS, seconds_or_zero
 from rollcage.errors import SetupError, UsageError
 
 
@@ -17,7 +17,9 @@ from rollcage.errors import SetupError, UsageError
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen; beyond loopback needs keys.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any that is free.")
 @click.option("--home", metavar="FOLDER", help="Where the log, the layers and the boxes live.")
-@click.option("--at-once", type=click.IntRange(min=1), default=8, show_default=True, help="Rollouts that run at once.")
+@click.option(
+    "--at-once", type=click.IntRange(min=1), show_default="8, or all places of --ray", help="Rollouts that run at once."
+)
 @click.option("--queue", type=click.IntRange(min=0), default=256, show_default=True, help="Rollouts that may wait.")
 @click.option(
     "--warm",
@@ -58,6 +60,8 @@ from rollcage.errors import SetupError, UsageError
 @click.option("--max-body-mb", type=click.IntRange(min=1), default=32, show_default=True, help="Largest request.")
 @click.option("--insecure-no-key", is_flag=True, help="Answer other machines without any key.")
 @click.option("--quiet", is_flag=True, help="No request log on stderr.")
+@REPLICAS
+@RAY
 @OTLP
 @JSON
 def serve(new_key: str | None, admin: bool, as_json: bool, home: str | None, **options: Any) -> int:
@@ -71,6 +75,7 @@ def serve(new_key: str | None, admin: bool, as_json: bool, home: str | None, **o
       rollcage serve
       rollcage serve --api-key-file keys --new-key alice
       rollcage serve --host 0.0.0.0 --api-key-file keys --at-once 32 --warm 4
+      rollcage serve --ray auto --ray-label pool=agents
     """
     if new_key is not None:
         return _new_key(new_key, options["api_key_file"], admin, as_json)
@@ -95,21 +100,29 @@ def _new_key(name: str, path: str | None, admin: bool, as_json: bool) -> int:
 def _serve(options: dict[str, Any], home: str | None, as_json: bool) -> int:
     import anyio
 
+    from rollcage.cli.nodes import cluster_of
     from rollcage.cli.output import write_json
     from rollcage.settings import Settings
+    from rollcage.wiring import AT_ONCE, MANY
 
     settings = Settings.from_environ(home=home).sending_traces(options["otlp"], options["otlp_content"])
+    settings = settings.with_replicas(options["endpoint_replicas"])
     try:
         from rollcage.server.service import ServerLimits
         from rollcage.server.serving import ServeOptions
         from rollcage.server.serving import serve as run
     except ImportError as error:
         raise SetupError(f"the server needs more packages ({error.name}): pip install 'rollcage[server]'") from error
+    cluster = cluster_of(options)
+    if cluster is not None:
+        cluster = cluster.model_copy(update={"warm": options["warm"]})
     wanted = ServeOptions(
         host=options["host"],
         port=options["port"],
         limits=ServerLimits(
-            at_once=options["at_once"], queue=options["queue"], allow_endpoints=tuple(options["allow_endpoint"])
+            at_once=options["at_once"] or (MANY if cluster else AT_ONCE),
+            queue=options["queue"],
+            allow_endpoints=tuple(options["allow_endpoint"]),
         ),
         api_key_file=Path(options["api_key_file"]) if options["api_key_file"] else None,
         insecure_no_key=options["insecure_no_key"],
@@ -120,6 +133,7 @@ def _serve(options: dict[str, Any], home: str | None, as_json: bool) -> int:
         warm=options["warm"],
         environments=dict(_environment(text) for text in options["environments"]),
         fleet_demo=options["fleet_demo"],
+        cluster=cluster,
     )
 
     def ready(address: str) -> None:

@@ -20,6 +20,7 @@ from rollcage.gateway.live import Delta
 from rollcage.gateway.pause import WAIT_S, CallGate, Running
 from rollcage.gateway.probe import identify
 from rollcage.gateway.proxies import NO_PROXIES
+from rollcage.gateway.replicas import Replicas
 from rollcage.types import CallClassifier, Endpoint, Limits, Proxies
 
 CHECK_AGE_S = 30.0
@@ -38,8 +39,11 @@ class Gateway:
         strip: bool = False,
         answer_limit: int = ANSWER_LIMIT,
         proxies: Proxies = NO_PROXIES,
+        replicas: Replicas | None = None,
     ) -> None:
         self._strip = strip
+        self.replicas = replicas or Replicas()
+        """Addresses that answer alike."""
         self._leases: dict[str, Lease] = {}
         self._lent: set[Lease] = set()
         self.gate = CallGate()
@@ -58,14 +62,16 @@ class Gateway:
         strip: bool = False,
         answer_limit: int = ANSWER_LIMIT,
         proxies: Proxies = NO_PROXIES,
+        replicas: Replicas | None = None,
     ) -> AsyncIterator[Gateway]:
         """A gateway for as long as the block lasts.
 
         `tls` decides whom to trust; the system's roots by default. `strip` takes out of streams what agents did not
         ask for, for agents that mind; whole answers never show it. `answer_limit`: bytes of one answer of a model,
         packed and unpacked; a longer one is cut off. `proxies`: through whom models are reached.
+        `replicas`: addresses that answer alike.
         """
-        gateway = cls(tls, strip=strip, answer_limit=answer_limit, proxies=proxies)
+        gateway = cls(tls, strip=strip, answer_limit=answer_limit, proxies=proxies, replicas=replicas)
         try:
             yield gateway
         finally:
@@ -80,8 +86,19 @@ class Gateway:
     async def check(self, endpoint: Endpoint, *, fresh: bool = False) -> None:
         """Ask the endpoint who it is; raises ModelUnreachable where it does not answer, or refuses the key.
 
-        `fresh`: whatever it said a moment ago.
+        `fresh`: whatever it said a moment ago. Of a model with several addresses one must answer.
         """
+        self.replicas.refresh()
+        for other in self.replicas.addresses if self.replicas.knows(endpoint.base_url) else ():
+            try:
+                await self._check(endpoint.model_copy(update={"base_url": other}), fresh=fresh)
+            except ModelUnreachable:
+                self.replicas.failed(other)
+            else:
+                return
+        await self._check(endpoint, fresh=fresh)
+
+    async def _check(self, endpoint: Endpoint, *, fresh: bool) -> None:
         name = (endpoint.base_url, endpoint.model, endpoint.key.get_secret_value())
         now = asyncio.get_running_loop().time()
         since, probe = self._probes.get(name, (0.0, None))
@@ -162,11 +179,13 @@ class Gateway:
             strip=self._strip,
             exact=ExactPrompts(self._upstream, self._known, endpoint) if exact else None,
             gate=self.gate,
+            route=self.replicas.route(endpoint.base_url),
         )
         lease = Lease(context, sock, record, classify or one_agent)
         lease.policy_version = self.gate.version(policy_version, generation)
         if after is not None:
             lease.go_on_from(after)
+        lease.route = context.route
         self._lent.add(lease)
         await lease.open()
         if name:
@@ -198,6 +217,8 @@ class Gateway:
             del self._leases[name]
         with anyio.CancelScope(shield=True):
             await lease.close()
+        if lease.route is not None:
+            lease.route.close()
 
     async def _close(self) -> None:
         probes = [probe for _, probe in self._probes.values() if not probe.done()]

@@ -23,6 +23,7 @@ from rollcage.gateway.http_out import ModelConnection, Target, Upstream, Upstrea
 from rollcage.gateway.pause import CallGate
 from rollcage.gateway.policy import milder, outgoing
 from rollcage.gateway.probe import OPTIONAL_TIMEOUT_S, prompt_ids
+from rollcage.gateway.replicas import Route
 from rollcage.types import KEY_REPEATED, Endpoint, JsonObject, Limits, Turn, TurnHistory
 
 SHORTEST_SECRET = 8
@@ -52,8 +53,10 @@ class ExchangeContext:
     """Makes prompts that continue the sampled tokens, where that is asked for."""
     gate: CallGate = field(default_factory=CallGate)
     """Where calls wait while weights are changed."""
+    route: Route | None = None
+    """Where the model is now, where it has several addresses."""
     heads: dict[tuple[str, str], bytes] = field(default_factory=dict)
-    """Heads of requests by path and what the agent accepts, but for the length of the body."""
+    """Heads of requests by address and what the agent accepts, but for the length of the body."""
 
 
 class Exchange:
@@ -203,21 +206,30 @@ class Exchange:
         self._delivery.answered(0, {})
 
     async def _open(self) -> ModelConnection:
-        endpoint = self._context.endpoint
-        target = Target.of(endpoint.base_url, self._delivery.wire.path)
+        endpoint, route = self._context.endpoint, self._context.route
         body = self._body.spliced(self._sent)
         if isinstance(self._plan, PromptPlan) and self._plan.ids:
             for name, value in self._engine.prompted(self._plan.ids).items():
                 before = body.get(name)
                 body[name] = before | value if isinstance(before, dict) and isinstance(value, dict) else value
         payload = msgspec.json.encode(body)
-        heads, kind = self._context.heads, (target.path, self._accept)
+        while True:
+            target = Target.of(endpoint.base_url if route is None else route.base_url, self._delivery.wire.path)
+            try:
+                return await self._context.upstream.open(target, self._head(target, len(payload)), payload)
+            except UpstreamError:
+                # The agent has heard nothing: another address of the same model may answer.
+                if route is None or not route.move():
+                    raise
+
+    def _head(self, target: Target, length: int) -> bytes:
+        endpoint = self._context.endpoint
+        heads, kind = self._context.heads, (f"{target.origin}{target.path}", self._accept)
         if (head := heads.get(kind)) is None:
             headers = {**headers_for(endpoint), "Accept": self._accept, "Content-Type": "application/json"}
             heads.clear()  # an agent says the same each time; one that does not must not fill our memory
             head = heads[kind] = target.head("POST", headers, None).removesuffix(b"\r\n")
-        head += b"Content-Length: %d\r\n\r\n" % len(payload)
-        return await self._context.upstream.open(target, head, payload)
+        return head + b"Content-Length: %d\r\n\r\n" % length
 
     def _sink(self, connection: ModelConnection) -> Callable[[bytes], None]:
         """What becomes of each piece of the answer."""

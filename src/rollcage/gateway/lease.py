@@ -20,6 +20,7 @@ from rollcage.gateway.exchange import Exchange, ExchangeContext
 from rollcage.gateway.http_in import AgentConnection, AgentRequest
 from rollcage.gateway.live import Delta, deltas
 from rollcage.gateway.policy import limit_reached, problem
+from rollcage.gateway.replicas import Route
 from rollcage.gateway.retries import Attempt, Attempts
 from rollcage.gateway.wires import COUNT_PATH, PATHS, BadRequest, ChatWire, Wire, token_count, wire_for
 from rollcage.types import CallClassifier, CallOrigin, Endpoint, JsonObject, Turn
@@ -63,6 +64,8 @@ class Lease:
     last_failure: Turn | None
     """The last call that broke upstream, if no good one came after it."""
 
+    route: Route | None = None
+    """Where the model is now, where it has several addresses."""
     policy_version: str
     """The weights that are asked: stamped on each call when it begins."""
     limit_reached: str

@@ -124,7 +124,7 @@ async def run(job: Job, deps: RolloutDeps, log: Log, *, name: str = "") -> None:
             await log(Ended(outcome=Outcome.ABORTED, error="aborted: stopped on request", error_code="aborted"))
         raise
     except Exception as error:  # noqa: BLE001 - the one place that catches everything
-        ended = _ended_by(error)
+        ended = ended_by(error)
     with anyio.CancelScope(shield=True):
         await stages.leave()
         await log(ended)
@@ -386,7 +386,8 @@ def _causes(error: Exception) -> Iterator[Exception]:
         yield error
 
 
-def _ended_by(error: Exception) -> Ended:
+def ended_by(error: Exception) -> Ended:
+    """How a rollout ends that this error came out of."""
     causes = list(_causes(error))
     for kind, outcome, code in _OUTCOMES:
         for cause in causes:

@@ -85,6 +85,16 @@ class FairQueue:
         self._order: dict[Slot, int] | None = None
         self._closed = False
 
+    @property
+    def at_once(self) -> int:
+        """How many places there are."""
+        return self._at_once
+
+    def resize(self, at_once: int) -> None:
+        """There are so many places from now on; those who have one keep it."""
+        self._at_once, self._order = at_once, None
+        self._grant()
+
     def close(self) -> None:
         """Nobody gets a place any more; those who have one keep it."""
         self._closed = True
@@ -134,7 +144,7 @@ class FairQueue:
         """Those who wait, in the order in which they would go if those who run ended in the order they began in."""
         turns, running, waiting = self._turns.copy(), deque(self._running), self._waiting.copy()
         while waiting:
-            chosen = turns.next(waiting.heads()) if len(running) < self._at_once else None
+            chosen = turns.next(waiting.heads()) if len(running) < max(1, self._at_once) else None
             if chosen is None:
                 turns.ended(running.popleft().quota)
                 continue

@@ -13,12 +13,14 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from rollcage.errors import AlreadyStarted, RollcageError, StoreError
 from rollcage.events import AbortRequested, Ended, Entry, Event, Queued, Requeued, Rollout
-from rollcage.rollout.run import RolloutDeps, run
+from rollcage.rollout.run import RolloutDeps
+from rollcage.runner.executor import Execution, Executor, InThisProcess
 from rollcage.runner.groups import Groups
 from rollcage.runner.live import serve
 from rollcage.runner.owners import Owners
 from rollcage.runner.queue import EVERYBODY, FairQueue, Quota, Slot
 from rollcage.runner.registry import Registry as Registry
+from rollcage.schema.nodes import NodeView
 from rollcage.store import Store, Summary
 from rollcage.store.redact import hidden
 from rollcage.types import BatchPlace, Endpoint, GroupPlace, Job, Origin, Outcome, Stage
@@ -144,8 +146,18 @@ async def end_if_owner_dies(store: Store, rollout_id: str) -> None:
 class Runner:
     """Runs rollouts: at most `at_once` at a time, the others wait their turn."""
 
-    def __init__(self, store: Store, registry: Registry, tasks: TaskGroup, owner: str, waiting: FairQueue) -> None:
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        tasks: TaskGroup,
+        owner: str,
+        waiting: FairQueue,
+        executor: Executor | None = None,
+    ) -> None:
         self._store, self._registry, self._tasks, self._owner = store, registry, tasks, owner
+        self._executor = executor or InThisProcess(registry.gateway)
+        self._executor.attach(waiting)
         self._running: dict[str, _Running] = {}
         self._broken: dict[str, StoreError] = {}
         self.queue = waiting
@@ -160,21 +172,29 @@ class Runner:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, store: Store, registry: Registry, *, at_once: int = 8, queue: int | None = None, recovers: bool = True
+        cls,
+        store: Store,
+        registry: Registry,
+        *,
+        at_once: int = 8,
+        queue: int | None = None,
+        recovers: bool = True,
+        executor: Executor | None = None,
     ) -> AsyncIterator[Runner]:
         """A runner on this log. Ends what dead processes left open; at the end of the block aborts what still runs.
 
         `queue`: how many may wait; None means any number. `recovers`: False where the caller does that later.
+        `executor`: where rollouts are run, if not here.
         """
         owners = Owners.beside(store)
         if recovers:
             await recover(store, owners)
         with owners.hold() as owner:
             async with anyio.create_task_group() as tasks:
-                runner = cls(store, registry, tasks, owner, FairQueue(at_once, queue))
+                runner = cls(store, registry, tasks, owner, FairQueue(at_once, queue), executor)
                 await tasks.start(runner._watch_aborts)
                 await tasks.start(runner.groups.stop_when_enough)
-                await tasks.start(serve, owners.socket(owner), registry.gateway.watch)
+                await tasks.start(serve, owners.socket(owner), runner._executor.watch)
                 try:
                     yield runner
                 finally:
@@ -301,6 +321,11 @@ class Runner:
         """The rollouts that run or wait here."""
         return list(self._running)
 
+    @property
+    def nodes(self) -> list[NodeView]:
+        """The machines that run its rollouts; none: this process alone."""
+        return self._executor.nodes_view()
+
     def position(self, rollout_id: str) -> int | None:
         """Its place in the queue, from 1; None where it does not wait here."""
         mine = self._running.get(rollout_id)
@@ -391,7 +416,7 @@ class Runner:
                 try:
                     async with mine.slot:
                         entered = True
-                        await run(job, deps, log, name=rollout_id)
+                        await self._executor.run(Execution(rollout_id, job, deps, log, self._owner))
                 finally:
                     if not entered:
                         with anyio.CancelScope(shield=True):

@@ -70,12 +70,16 @@ class LayerStore:
 
     async def ensure(self, layer: Layer) -> Path:
         """The layer's folder, built now if nobody has built it yet."""
-        final = self.folder_of(layer)
+        return await self.adopt(self.folder_of(layer).name, layer.build)
+
+    async def adopt(self, name: str, build: Callable[[Path], Awaitable[None]]) -> Path:
+        """The same for a layer whose folder's name is known: one that was built on another machine, say."""
+        final = self.folder / name
         if final.exists():
             return final
-        async with locked(self._lock(final.name)):
+        async with locked(self._lock(name)):
             if not final.exists():
-                await self._build(layer, final)
+                await self._build(build, final)
         return final
 
     async def ensure_all(self, layers: Iterable[Layer]) -> list[Path]:
@@ -144,13 +148,13 @@ class LayerStore:
     def _draft(self, name: str) -> Path:
         return self.folder / f".{name}.draft"
 
-    async def _build(self, layer: Layer, final: Path) -> None:
+    async def _build(self, build: Callable[[Path], Awaitable[None]], final: Path) -> None:
         draft = self._draft(final.name)
         # We hold the lock: whoever left this was killed.
         await anyio.to_thread.run_sync(_remove, draft)
         draft.mkdir(mode=0o755)
         try:
-            await layer.build(draft)
+            await build(draft)
             await anyio.to_thread.run_sync(_settle, draft, self._owner)
             draft.rename(final)
         except BaseException:

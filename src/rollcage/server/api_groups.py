@@ -22,6 +22,7 @@ from rollcage.schema.groups import (
     GroupRequest,
     Until,
 )
+from rollcage.schema.nodes import Nodes
 from rollcage.schema.writing import json_of
 from rollcage.server.auth import Caller, caller_of
 from rollcage.server.groups import GroupService
@@ -119,6 +120,11 @@ def router(groups: GroupService) -> APIRouter:
     async def get_capacity(by: By) -> Capacity:
         """How much more can be started."""
         return _answer(groups.capacity(by))  # type: ignore[no-any-return]
+
+    @router.get("/nodes", responses=documented())
+    async def get_nodes(by: By) -> Nodes:
+        """The machines of the cluster that runs the rollouts, for admins; none: the server runs them itself."""
+        return _answer(groups.nodes(by))  # type: ignore[no-any-return]
 
     return router
 

@@ -59,6 +59,13 @@ def router(service: Service) -> APIRouter:
         headers = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
         return StreamingResponse(_board(service, by), media_type="text/event-stream", headers=headers)
 
+    @router.get("/nodes")
+    async def nodes(by: By) -> Response:
+        """The machines of the cluster, for those who may see them, and whether there is a cluster."""
+        found = service.runner.nodes if by.admin else []
+        body = {"cluster": service.clustered and by.admin, "nodes": [node.model_dump(mode="json") for node in found]}
+        return Response(json.dumps(body), media_type="application/json")
+
     @router.get("/rollouts/{rollout_id}/events")
     async def events(
         rollout_id: Id,

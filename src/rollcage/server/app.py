@@ -48,6 +48,7 @@ OURS = (
     "/groups",
     "/batches",
     "/capacity",
+    "/nodes",
     "/gateway/",
     "/environments",
     "/page/",

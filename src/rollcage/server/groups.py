@@ -23,6 +23,7 @@ from rollcage.schema.groups import (
     GroupRequest,
     Until,
 )
+from rollcage.schema.nodes import Nodes
 from rollcage.server.auth import Caller
 from rollcage.trajectory import Sequence as TokenSequence
 
@@ -96,9 +97,9 @@ class GroupService:
     def capacity(self, caller: Caller) -> Capacity:
         """How much more of this caller can be started."""
         queue, gate, limits = self._runner.queue, self._runner.gateway.gate, self._service.limits
-        at_once = min(limits.at_once, caller.at_once or limits.at_once)
+        at_once = min(queue.at_once, caller.at_once or queue.at_once)
         running, waiting = queue.count(caller.name)
-        free = min(limits.at_once - queue.running - queue.waiting, at_once - running - waiting)
+        free = min(queue.at_once - queue.running - queue.waiting, at_once - running - waiting)
         return Capacity(
             at_once=at_once,
             running=queue.running,
@@ -109,6 +110,11 @@ class GroupService:
             paused=gate.paused,
             policy_version=gate.policy_version,
         )
+
+    def nodes(self, caller: Caller) -> Nodes:
+        """The machines that run the rollouts of all callers."""
+        _check_admin(caller)
+        return Nodes(nodes=tuple(self._runner.nodes))
 
     async def pause(self, asked: GatewayPause, caller: Caller) -> GatewayState:
         """Let no model call of any rollout begin, until `resume`."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 
 from rollcage.events import Ended, Event, Queued, Requeued, StageEnded, TurnEnded
 from rollcage.runner.queue import FairQueue
+from rollcage.schema.nodes import NodeView
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 
@@ -18,8 +21,11 @@ class Metrics:
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, places: FairQueue, followers: Callable[[], int]) -> None:
+    def __init__(
+        self, places: FairQueue, followers: Callable[[], int], nodes: Callable[[], Sequence[NodeView]] = lambda: ()
+    ) -> None:
         self._registry = registry = CollectorRegistry()
+        registry.register(_Nodes(nodes))
 
         def gauge(name: str, about: str, value: Callable[[], float]) -> None:
             Gauge(name, about, registry=registry).set_function(value)
@@ -81,3 +87,26 @@ class Metrics:
         # The engine's own word: it may be anything.
         if isinstance(number, int) and 0 <= number < 1 << 40:
             self._tokens.labels(kind).inc(number)
+
+
+class _Nodes(Collector):
+    """What each node of a cluster is busy with, at the moment it is asked."""
+
+    def __init__(self, nodes: Callable[[], Sequence[NodeView]]) -> None:
+        self._nodes = nodes
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """One family per number."""
+        nodes = self._nodes()
+        for name, about, value in (
+            ("places", "Rollouts that may run on a node at once.", lambda node: node.places),
+            ("rollouts", "Rollouts that run on a node.", lambda node: node.running),
+            ("calls", "Model calls that run on a node.", lambda node: node.calls),
+            ("load", "A node's load average over one minute.", lambda node: node.load),
+            ("ready", "1 where a node takes rollouts.", lambda node: float(node.state == "ready")),
+        ):
+            family = GaugeMetricFamily(f"rollcage_node_{name}", about, labels=["node", "address"])
+            for node in nodes:
+                family.add_metric([node.id, node.address], value(node))
+            if nodes:
+                yield family

@@ -39,7 +39,7 @@ from rollcage.store import Query, Store, Summary
 from rollcage.store.retention import file_bytes, size_of
 from rollcage.trajectory import MergeView, merge_view
 from rollcage.types import Endpoint, Job, Stage, Value
-from rollcage.wiring import opened_listener, opened_registry
+from rollcage.wiring import Elsewhere, opened_elsewhere, opened_listener, opened_registry
 
 if TYPE_CHECKING:
     from rollcage.simulators import ScriptedModel
@@ -96,8 +96,10 @@ class Service(LogReader):
         self._probed = self._measured = -math.inf
         self.environments = RemoteEnvironments({}, {}, settings, tasks)
         """Remote environments that rollouts can be given, and that callers can try."""
-        self.metrics = Metrics(runner.queue, lambda: self._feeds.followers)
+        self.metrics = Metrics(runner.queue, lambda: self._feeds.followers, lambda: runner.nodes)
         """What this process counts."""
+        self.clustered = False
+        """Whether other machines run the rollouts."""
         self.groups = GroupService(self)
         """Rollouts that belong together."""
         self.batches = BatchService(self, tasks)
@@ -115,27 +117,33 @@ class Service(LogReader):
         callers: Mapping[str, Caller] | None = None,
         warm: int = 0,
         environments: Mapping[str, str] | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> AsyncIterator[Service]:
         """A service with everything it needs: log, runner, boxes, gateway. Takes over what dead servers left.
 
         `callers`: those that have limits of their own, by name. `warm`: see `opened_registry`.
         `environments`: names that callers may use, and the addresses of remote environments they stand for.
+        `elsewhere`: other machines that run the rollouts.
         """
         limits = limits or ServerLimits()
         async with (
             Store.open(settings.log_path) as store,
-            opened_registry(settings, warm=warm, local=False) as backends,
+            opened_registry(settings, warm=0 if elsewhere else warm, local=False) as backends,
             opened_listener(settings, store) as on_event,
             anyio.create_task_group() as tasks,
             # Before the runner, so that it outlives the rollouts.
             AsyncExitStack() as stack,
-            Runner.open(store, backends, at_once=limits.at_once, queue=limits.queue, recovers=False) as runner,
+            opened_elsewhere(settings, backends, elsewhere) as executor,
+            Runner.open(
+                store, backends, at_once=limits.at_once, queue=limits.queue, recovers=False, executor=executor
+            ) as runner,
         ):
             service = cls(settings, store, runner, tasks, limits)
             service.environments = RemoteEnvironments(backends.environments, environments or {}, settings, tasks)
             service.agents = backends.agents
             service._listener = on_event
             service._stack = stack
+            service.clustered = elsewhere is not None
             tasks.start_soon(service._look_after, callers or {})
             try:
                 yield service

@@ -18,6 +18,7 @@ import uvicorn
 from pydantic import Field, SecretStr
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from rollcage.cluster import Cluster
 from rollcage.errors import SetupError, UsageError
 from rollcage.server.app import App, gated
 from rollcage.server.auth import Keys, load_keys, loopback
@@ -57,6 +58,8 @@ class ServeOptions(Value):
     """A local Fleet runs inside and is offered: for trying, without a key."""
     warm: int = Field(default=0, ge=0)
     """Boxes kept open ahead, with the agent's server started; see `rollcage.sandboxes.pool`."""
+    cluster: Cluster | None = None
+    """A Ray cluster whose nodes run the rollouts."""
 
 
 class _Server(uvicorn.Server):
@@ -79,6 +82,7 @@ async def serve(settings: Settings, options: ServeOptions, ready: Callable[[str]
                 callers=keys.callers(),
                 warm=options.warm,
                 environments=options.environments,
+                elsewhere=options.cluster,
             ) as service,
         ):
             app = App(service, keyed=bool(keys))

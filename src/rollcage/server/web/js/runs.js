@@ -2,6 +2,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { link, locked } from "./api.js";
 import { Outcomes, Share, Spread, Throughput } from "./charts.js";
+import { Nodes } from "./nodes.js";
 import { listAddress, replace } from "./route.js";
 import { all, loading, now, problem } from "./runs_store.js";
 import { DOING, age, clip, clock, count, exact, plural, reward, standing, words } from "./text.js";
@@ -179,6 +180,7 @@ export function Runs({ query }) {
   return html`<section class="runs">
     <h1 class="hidden">Runs</h1>
     <${Totals} rows=${rows} shown=${shown} time=${time} />
+    <${Nodes} />
     <div class="tools">
       <input type="search" placeholder="Search task, model, outcome, id" aria-label="Search rollouts" aria-keyshortcuts="/" value=${q} onInput=${(event) => set({ q: event.target.value })} />
       <kbd aria-hidden="true">/</kbd>

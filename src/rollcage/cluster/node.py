@@ -1,0 +1,251 @@
+"""One node of a cluster: its boxes, its gateway, the rollouts that run there. It knows nothing of Ray.
+
+What rollouts log goes to the head; what counts is waited for until it is on the head's disk. A node that has not heard
+its head for the lease's time, or whose head's process ended, stops everything it runs and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import pickle
+import secrets
+import time
+from collections.abc import AsyncIterable, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from dataclasses import replace
+from hashlib import blake2b
+from importlib.metadata import version
+
+import anyio
+import zstandard
+from pydantic import SecretStr
+
+from rollcage.cluster.goods import Goods
+from rollcage.cluster.messages import Batch, GateState, Hello, Load, Order, Welcome
+from rollcage.cluster.outbox import Outbox
+from rollcage.errors import RollcageError, StoreError
+from rollcage.events import Ended, Event, Scored, StageStarted, TurnEnded
+from rollcage.gateway.live import Delta
+from rollcage.gateway.pause import Running
+from rollcage.rollout.run import run
+from rollcage.runner import Registry
+from rollcage.settings import Settings
+from rollcage.store.work import WorkStore, WorkTooLarge
+from rollcage.types import Job, Outcome, Stage
+from rollcage.wiring import opened_registry, provider
+
+MOST_DELTAS = 1000
+"""What models say and nobody has fetched; more is dropped: it is for looking at."""
+
+OpenRegistry = Callable[[Settings, Hello], AbstractAsyncContextManager[Registry]]
+
+
+def registry_of(settings: Settings, hello: Hello) -> AbstractAsyncContextManager[Registry]:
+    """What rollouts are run with on this machine."""
+    return opened_registry(settings, warm=hello.warm, local=hello.local)
+
+
+class NodeHost:
+    """Runs what the head orders. Used on one event loop only."""
+
+    def __init__(self, address: str = "127.0.0.1", open_registry: OpenRegistry = registry_of) -> None:
+        """`address`: where the head reaches this node."""
+        self._address, self._open_registry = address, open_registry
+        self._outbox = Outbox()
+        self._running: dict[str, tuple[int, anyio.CancelScope]] = {}
+        self._deltas: list[tuple[str, Delta | None]] = []
+        self._watching: set[asyncio.Task[None]] = set()
+        self._serving: asyncio.Task[None] | None = None
+        self._over, self._idle = asyncio.Event(), asyncio.Event()
+        self._heard = time.monotonic()
+        self._secret = secrets.token_bytes(32)
+        self._why = ""
+
+    async def open(self, hello: Hello) -> Welcome:
+        """Begin to serve; returns when rollouts can be run."""
+        ready: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        self._serving = asyncio.create_task(self._serve(hello, ready))
+        return await ready
+
+    async def ended(self) -> str:
+        """Wait until everything here has ended; why it did."""
+        if self._serving is not None:
+            await asyncio.wait([self._serving])
+        return self._why
+
+    def stop(self, why: str) -> None:
+        """Stop what runs, tell the head nothing more, and end."""
+        self._why = self._why or why
+        self._outbox.close(self._why)
+        for _, scope in self._running.values():
+            scope.cancel()
+        self._over.set()
+
+    async def exchange(self, acknowledged: int) -> Batch:
+        """The head has everything up to this number; what else there is."""
+        self._heard = time.monotonic()
+        self._outbox.acknowledge(acknowledged)
+        parcels = await self._outbox.news(self._wait_s, lambda: bool(self._deltas))
+        deltas, self._deltas = self._deltas, []
+        gate = self._registry.gateway.gate
+        return Batch(parcels, Load(len(self._running), gate.running, gate.waiting, os.getloadavg()[0]), deltas)
+
+    async def run(self, order: Order, key: str) -> None:
+        """Run a rollout to its end: when this returns the head has its last entry, or never will."""
+        endpoint = order.job.model.model_copy(update={"key": SecretStr(key)})
+        job = order.job.model_copy(update={"model": endpoint})
+
+        async def log(event: Event) -> None:
+            number = await self._outbox.put(order.name, order.attempt, pickle.dumps(event, 5))
+            if _counts(event):
+                await self._outbox.delivered(number)
+
+        with anyio.CancelScope() as scope:
+            self._running[order.name] = (order.attempt, scope)
+            self._idle.clear()
+            try:
+                with suppress(StoreError):  # the head is gone, and knows more than this node
+                    await self._run(order, job, log)
+            finally:
+                del self._running[order.name]
+                if not self._running:
+                    self._idle.set()
+
+    async def _run(self, order: Order, job: Job, log: Callable[[Event], Awaitable[None]]) -> None:
+        try:
+            deps = self._registry.deps(job)
+        except RollcageError as error:
+            said = f"{Outcome.SANDBOX_FAILED.value}: this node cannot do it: {error}"
+            await log(Ended(outcome=Outcome.SANDBOX_FAILED, error=said, error_code="machine_not_ready"))
+            return
+        work = deps.work if self._shared or deps.work is None else _WorkAtHead(order, self._outbox, deps.work.limit)
+        await run(job, replace(deps, work=work, generation=order.generation), log, name=order.name)
+
+    def abort(self, name: str, attempt: int) -> None:
+        """Stop a rollout; it tells the head how it ended."""
+        number, scope = self._running.get(name, (0, None))
+        if scope is not None and number == attempt:
+            scope.cancel()
+
+    async def gate(self, state: GateState) -> None:
+        """Pause or resume model calls as the head says."""
+        gateway = self._registry.gateway
+        gateway.replicas.addresses = state.replicas
+        if state.paused:
+            running: Running = "cut" if state.running == "cut" else "finish"
+            await gateway.gate.pause(running, wait_s=state.wait_s)
+            return
+        # A node that joins late has missed earlier weights: its count is the head's.
+        gateway.resume(state.policy_version if state.generation != gateway.gate.generation else "")
+        gateway.gate.policy_version, gateway.gate.generation = state.policy_version, state.generation
+
+    def watch(self, token: str, name: str) -> None:
+        """Tell what models say to this rollout, until its agent is done."""
+
+        async def tell() -> None:
+            async with aclosing(self._registry.gateway.watch(name)) as deltas:  # type: ignore[type-var]
+                async for delta in deltas:
+                    if len(self._deltas) < MOST_DELTAS:
+                        self._deltas.append((token, delta))
+                        self._outbox.wake()
+            self._deltas.append((token, None))
+            self._outbox.wake()
+
+        task = asyncio.create_task(tell())
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+
+    def missing(self, names: frozenset[str]) -> frozenset[str]:
+        """Which of these layers, images and trees are not here."""
+        return self._goods.missing(names)
+
+    async def receive(self, name: str, pieces: list[bytes]) -> None:
+        """Have one of them."""
+        await self._goods.receive(name, pieces)
+
+    async def _serve(self, hello: Hello, ready: asyncio.Future[Welcome]) -> None:
+        try:
+            settings = settings_on_node(hello)
+            self._wait_s, self._heard = hello.lease_s / 4, time.monotonic()
+            self._shared = (settings.home / hello.marker).exists()
+            self._goods = Goods(provider(settings).images, WorkStore(settings.trees_dir, 2 << 30))
+            server = await asyncio.start_server(self._lifeline, self._address, 0)
+            async with self._open_registry(settings, hello) as self._registry:
+                port = server.sockets[0].getsockname()[1]
+                ready.set_result(Welcome(version("rollcage"), port, self._secret, self._shared, self._goods.held))
+                await self._keep_lease(hello.lease_s)
+                if self._running:
+                    await self._idle.wait()
+                for task in self._watching:
+                    task.cancel()
+            server.close()
+        except Exception as error:  # noqa: BLE001 - the head is told
+            self._why = self._why or str(error)
+            if not ready.done():
+                # In words: not every error of ours can be pickled.
+                ready.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+
+    async def _keep_lease(self, lease_s: float) -> None:
+        """Return when this node is to end: it was told so, or has not heard the head for too long."""
+        while (left := self._heard + lease_s - time.monotonic()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._over.wait()
+                    return
+        self.stop(f"the head was not heard for {lease_s:g} s")
+
+    async def _lifeline(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A connection that the head holds open: it breaks at once when the head's process ends."""
+        try:
+            async with asyncio.timeout(10):
+                shown = await reader.readexactly(len(self._secret))
+            if hmac.compare_digest(shown, self._secret):
+                await reader.read(1)
+                self.stop("the head ended")
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+class _WorkAtHead:
+    """Sends the agent's work to the head, which keeps it beside its log."""
+
+    def __init__(self, order: Order, outbox: Outbox, limit: int) -> None:
+        self._order, self._outbox, self.limit = order, outbox, limit
+
+    async def put(self, chunks: AsyncIterable[bytes]) -> tuple[str, int]:
+        """Send it; its name and its size, once the head has it."""
+        digest, size, compressor = blake2b(digest_size=16), 0, zstandard.ZstdCompressor(level=1)
+        kind = "drop"
+        try:
+            async for chunk in chunks:
+                size += len(chunk)
+                if size > self.limit:
+                    raise WorkTooLarge(f"it is larger than {self.limit >> 20} MB")
+                digest.update(chunk)
+                await self._outbox.put(self._order.name, self._order.attempt, compressor.compress(chunk), "piece")
+            kind = "work"
+        finally:
+            with anyio.CancelScope(shield=True):
+                number = await self._outbox.put(self._order.name, self._order.attempt, b"", kind)
+        await self._outbox.delivered(number)
+        return digest.hexdigest(), size
+
+
+def settings_on_node(hello: Hello) -> Settings:
+    """The head's settings, with what only this machine can know."""
+    own = Settings.from_environ(home=hello.home or None)
+    update = {"home": own.home, "engines": own.engines, "proxies": own.proxies, "replicas": ()}
+    if own.npm_registry:
+        update["npm_registry"] = own.npm_registry
+    return hello.settings.model_copy(update=update)
+
+
+def _counts(event: Event) -> bool:
+    """Whether the rollout goes on only when the head has it: from the first that an agent could act on."""
+    return isinstance(event, TurnEnded | Scored | Ended) or (
+        isinstance(event, StageStarted) and event.stage is Stage.AGENT
+    )

@@ -1,0 +1,235 @@
+"""Ray's side of a cluster: which nodes there are, and one actor on each. The only file that knows Ray.
+
+An actor is never restarted by Ray: a new process must not be taken for the one that was lost. The head makes a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+from anyio import to_thread
+
+from rollcage.cluster.messages import Batch, GateState, Hello, NodeLost, Order, Welcome
+from rollcage.cluster.node import NodeHost
+from rollcage.cluster.options import NodeInfo
+from rollcage.errors import SetupError
+from rollcage.settings import give_default
+
+NAMESPACE = "rollcage"
+SMALL_CALL_S = 30.0
+"""How long a node may take to answer what is answered at once."""
+LOCAL = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}
+"""A Ray of our own finds out in three seconds that a node is dead, not in fifteen."""
+
+
+class NodeActor:
+    """What runs on a node: a `NodeHost` in a process of Ray's."""
+
+    def __init__(self) -> None:
+        import ray
+
+        self._host = NodeHost(ray.util.get_node_ip_address())
+        self._ending: asyncio.Task[None] | None = None
+
+    async def open(self, hello: Hello) -> Welcome:
+        """Begin; once everything has ended there, this process does."""
+        welcome = await self._host.open(hello)
+        self._ending = asyncio.create_task(self._end())
+        return welcome
+
+    async def _end(self) -> None:
+        await self._host.ended()
+        os._exit(0)
+
+    async def exchange(self, acknowledged: int) -> Batch:
+        """See `NodeHost`."""
+        return await self._host.exchange(acknowledged)
+
+    async def run(self, order: Order, key: str) -> None:
+        """See `NodeHost`."""
+        await self._host.run(order, key)
+
+    async def abort(self, name: str, attempt: int) -> None:
+        """See `NodeHost`."""
+        self._host.abort(name, attempt)
+
+    async def gate(self, state: GateState) -> None:
+        """See `NodeHost`."""
+        await self._host.gate(state)
+
+    async def watch(self, token: str, name: str) -> None:
+        """See `NodeHost`."""
+        self._host.watch(token, name)
+
+    async def missing(self, names: frozenset[str]) -> frozenset[str]:
+        """See `NodeHost`."""
+        return self._host.missing(names)
+
+    async def receive(self, name: str, pieces: Sequence[Any]) -> None:
+        """Fetch what Ray's object store has."""
+        await self._host.receive(name, list(await asyncio.gather(*pieces)))
+
+
+class RayLink:
+    """The head's way to one actor."""
+
+    def __init__(self, actor: Any, lease_s: float) -> None:
+        self._actor, self._lease_s = actor, lease_s
+
+    async def open(self, hello: Hello) -> Welcome:
+        """Begin."""
+        found: Welcome = await _answer(self._actor.open.remote(hello), None)
+        return found
+
+    async def exchange(self, acknowledged: int) -> Batch:
+        """News."""
+        found: Batch = await _answer(self._actor.exchange.remote(acknowledged), self._lease_s / 2)
+        return found
+
+    async def run(self, order: Order, key: str) -> None:
+        """Run a rollout; Ray's own tools show it by its id."""
+        named = self._actor.run.options(name=f"rollout {order.name}")
+        await _answer(named.remote(order, key), None)
+
+    async def abort(self, name: str, attempt: int) -> None:
+        """Stop it."""
+        await _answer(self._actor.abort.remote(name, attempt), SMALL_CALL_S)
+
+    async def gate(self, state: GateState) -> None:
+        """Pause or resume."""
+        await _answer(self._actor.gate.remote(state), None)
+
+    async def watch(self, token: str, name: str) -> None:
+        """Tell what models say."""
+        await _answer(self._actor.watch.remote(token, name), SMALL_CALL_S)
+
+    async def missing(self, names: frozenset[str]) -> frozenset[str]:
+        """What it does not have."""
+        found: frozenset[str] = await _answer(self._actor.missing.remote(names), SMALL_CALL_S)
+        return found
+
+    async def receive(self, name: str, pieces: object) -> None:
+        """Have it fetch this."""
+        await _answer(self._actor.receive.remote(name, pieces), None)
+
+    def end(self) -> None:
+        """End its process; boxes die with it."""
+        import ray
+
+        with suppress(Exception):
+            ray.kill(self._actor)
+
+
+async def _answer(ref: Any, seconds: float | None) -> Any:
+    """What a call came to: TimeoutError where the node cannot be reached now, NodeLost where it never can."""
+    from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError, WorkerCrashedError
+
+    try:
+        with anyio.fail_after(seconds):
+            return await asyncio.wrap_future(ref.future())
+    except (ActorUnavailableError, GetTimeoutError) as error:
+        raise TimeoutError("the node cannot be reached") from error
+    except RayTaskError as error:
+        raise RuntimeError(str(error.cause)) from error
+    except (RayActorError, WorkerCrashedError) as error:
+        raise NodeLost("Ray says that its process died") from error
+
+
+class RayNodes:
+    """The nodes of the Ray that this process is connected to."""
+
+    def __init__(self, resources: dict[str, float], lease_s: float) -> None:
+        """`resources`: what one rollout takes."""
+        import ray
+
+        self._ray, self._each, self._lease_s = ray, resources, lease_s
+        self._own = ray.util.get_node_ip_address()
+        self._class = ray.remote(NodeActor)
+
+    async def nodes(self) -> Sequence[NodeInfo]:
+        """Those that are alive."""
+        return await to_thread.run_sync(self._nodes)
+
+    def _nodes(self) -> list[NodeInfo]:
+        from ray._private import state
+
+        free: dict[str, dict[str, float]] = state.available_resources_per_node()
+        draining = state.state.get_draining_nodes()
+        return [
+            NodeInfo(
+                id=node["NodeID"],
+                address=node["NodeManagerAddress"],
+                resources=free.get(node["NodeID"], {}),
+                labels=node.get("Labels") or {},
+                here=node["NodeManagerAddress"] == self._own,
+                draining=node["NodeID"] in draining,
+            )
+            for node in self._ray.nodes()
+            if node["Alive"]
+        ]
+
+    def connect(self, node: NodeInfo, places: int) -> RayLink:
+        """An actor on that node, which holds what so many places take."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        held = {name: need * places for name, need in self._each.items()}
+        actor = self._class.options(
+            num_cpus=held.pop("CPU", 0),
+            memory=held.pop("memory", None),
+            resources=held,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+            max_concurrency=2 * places + 64,
+            max_restarts=0,
+            max_task_retries=0,
+        ).remote()
+        return RayLink(actor, self._lease_s)
+
+    def stored(self, pieces: list[bytes]) -> object:
+        """In Ray's object store, from which nodes fetch it from each other."""
+        return [self._ray.put(piece) for piece in pieces]
+
+
+@asynccontextmanager
+async def connected(address: str, resources: dict[str, float], lease_s: float) -> AsyncIterator[RayNodes]:
+    """The nodes of a Ray cluster: `local` starts one here, `auto` finds the one that runs here.
+
+    A process that is connected already stays so, whatever it is connected to.
+    """
+    give_default("RAY_USAGE_STATS_ENABLED", "0")
+    give_default("RAY_raylet_start_wait_time_s", "120")
+    give_default("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise SetupError("a cluster needs Ray: pip install 'rollcage[ray]'") from error
+    own = not ray.is_initialized()
+    if own:
+        await to_thread.run_sync(_connect, address)
+    try:
+        yield RayNodes(resources, lease_s)
+    finally:
+        if own:
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(ray.shutdown)
+
+
+def _connect(address: str) -> None:
+    import ray
+    from ray._private import utils
+
+    # Signals are the command's: Ray would take SIGTERM, and cannot where another thread than the main starts it.
+    utils.set_sigterm_handler = lambda handler: None
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": NAMESPACE}
+    try:
+        if address == "local":
+            ray.init(address="local", include_dashboard=False, _system_config=LOCAL, **quiet)
+        else:
+            ray.init(address=address, **quiet)
+    except Exception as error:
+        remedy = "start one with `ray start --head`, or say `local`"
+        raise SetupError(f"no Ray cluster answers at {address}: {str(error).splitlines()[0]}; {remedy}") from error

@@ -1,0 +1,280 @@
+"""Rollouts on nodes: placed, logged once, begun anew or ended when their node is lost."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+from rollcage.cluster.head import Head
+from rollcage.cluster.node import NodeHost
+from rollcage.cluster.outbox import WINDOW, Outbox
+from rollcage.errors import StoreError
+from rollcage.events import Requeued, StageStarted
+from rollcage.runner import Registry, Runner
+from rollcage.simulators import ScriptedModel
+from rollcage.store import Store
+from rollcage.types import NO_MODEL, AgentSpec, Blame, Job, Outcome, ScriptedTurn, Stage, Task
+from support.cluster import Machines, opened_cluster
+
+pytestmark = pytest.mark.anyio
+
+
+Opened = Callable[..., AbstractAsyncContextManager[tuple[Runner, Head]]]
+
+
+def shell(command: str, **more: object) -> Job:
+    task = Task.model_validate({"instruction": command, "verify": ["test -f done"], **more})
+    return Job(task=task, model=NO_MODEL, agent=AgentSpec(name="shell"))
+
+
+@pytest.fixture
+def machines(backends: Registry, tmp_path: Path) -> Machines:
+    return Machines(backends, backends.providers["local"], tmp_path)
+
+
+@pytest.fixture
+def opened(store: Store, backends: Registry, machines: Machines, tmp_path: Path) -> Opened:
+    @asynccontextmanager
+    async def opened(**options: object) -> AsyncIterator[tuple[Runner, Head]]:
+        async with opened_cluster(store, backends, machines, tmp_path, **options) as both:
+            yield both
+
+    return opened
+
+
+async def until(check: Callable[[], object]) -> None:
+    with anyio.fail_after(300):
+        while not check():
+            await anyio.sleep(0.01)
+
+
+async def in_stage(store: Store, rollout_id: str, stage: Stage) -> None:
+    async for entry in store.follow(rollout_id):
+        if isinstance(entry.event, StageStarted) and entry.event.stage is stage:
+            return
+
+
+async def kinds(store: Store, rollout_id: str) -> list[str]:
+    return [entry.event.kind for entry in await store.read(rollout_id)]
+
+
+async def test_rollouts_run_on_all_nodes_and_their_logs_are_those_of_one_machine(
+    opened: Opened, machines: Machines, store: Store, runner: Runner
+) -> None:
+    plain = await runner.start(shell("touch done"))
+    await runner.over(plain)
+    for name in ("a", "b", "c"):
+        machines.add(name, places=2)
+    async with opened() as (cluster, _):
+        ids = [await cluster.start(shell("touch done")) for _ in range(9)]
+        for each in ids:
+            rollout = await cluster.wait(each)
+            assert (rollout.outcome, rollout.reward) == (Outcome.FINISHED, 1.0), rollout.error
+            assert await kinds(store, each) == await kinds(store, plain)
+    used = Counter(name for name, machine in machines.all.items() for _ in machine.orders)
+    assert sum(used.values()) == 9 and set(used) == {"a", "b", "c"}
+
+
+async def test_what_had_not_sampled_is_run_again_elsewhere_when_its_node_is_lost(
+    opened: Opened, machines: Machines, store: Store
+) -> None:
+    first = machines.add("a")
+    first.provider.go = anyio.Event()
+    async with opened() as (cluster, _):
+        rollout_id = await cluster.start(shell("touch done"))
+        await in_stage(store, rollout_id, Stage.PROVISION)
+        machines.add("b")
+        first.kill()
+        rollout = await cluster.wait(rollout_id)
+    assert rollout.outcome is Outcome.FINISHED and rollout.reward == 1.0
+    log = await store.read(rollout_id)
+    assert [entry.seq for entry in log] == list(range(1, len(log) + 1))
+    assert sum(isinstance(entry.event, Requeued) for entry in log) == 1
+    assert [order.attempt for machine in machines.all.values() for order in machine.orders] == [1, 2]
+
+
+async def test_what_may_have_sampled_ends_as_crashed_and_infrastructure_is_to_blame(
+    opened: Opened, machines: Machines, store: Store
+) -> None:
+    first = machines.add("a")
+    async with opened() as (cluster, _):
+        rollout_id = await cluster.start(shell("sleep 1000"))
+        await in_stage(store, rollout_id, Stage.AGENT)
+        machines.add("b")
+        first.kill()
+        rollout = await cluster.wait(rollout_id)
+    assert (rollout.outcome, rollout.blame) == (Outcome.CRASHED, Blame.INFRASTRUCTURE)
+    assert "node was lost" in (rollout.error or "") and not machines.all["b"].orders
+    assert (await kinds(store, rollout_id)).count("ended") == 1
+
+
+async def test_a_rollout_that_loses_every_node_is_not_begun_for_ever(
+    opened: Opened, machines: Machines, store: Store
+) -> None:
+    async with opened() as (cluster, _):
+        rollout_id = None
+        for number in range(5):
+            machine = machines.add(f"n{number}")
+            machine.provider.go = anyio.Event()
+            rollout_id = rollout_id or await cluster.start(shell("touch done"))
+            await until(partial(getattr, machine, "orders"))
+            machine.kill()
+        rollout = await cluster.wait(rollout_id or "")
+    assert rollout.outcome is Outcome.CRASHED
+
+
+async def test_a_node_that_is_cut_off_stops_by_itself_and_only_then_another_begins(
+    opened: Opened, machines: Machines, store: Store
+) -> None:
+    first = machines.add("a")
+    first.provider.go = anyio.Event()
+    async with opened(lease_s=1.0) as (cluster, _):
+        rollout_id = await cluster.start(shell("touch done"))
+        await until(lambda: first.orders)
+        first.cut = True
+        second = machines.add("b")
+        assert first.host is not None
+        assert "not heard" in await first.host.ended()
+        # What it would still say is heard by nobody.
+        first.cut = False
+        rollout = await cluster.wait(rollout_id)
+    assert rollout.outcome is Outcome.FINISHED and second.orders[0].attempt == 2
+    assert (await kinds(store, rollout_id)).count("requeued") == 1
+
+
+async def test_a_node_that_answers_again_in_time_has_lost_nothing(
+    opened: Opened, machines: Machines, store: Store
+) -> None:
+    machine = machines.add("a")
+    async with opened() as (cluster, _):
+        rollout_id = await cluster.start(shell("touch done; sleep 1"))
+        await in_stage(store, rollout_id, Stage.AGENT)
+        machine.cut = True
+        await anyio.sleep(1.5)
+        machine.cut = False
+        rollout = await cluster.wait(rollout_id)
+    assert rollout.outcome is Outcome.FINISHED and "requeued" not in await kinds(store, rollout_id)
+
+
+async def test_an_abort_reaches_the_node(opened: Opened, machines: Machines, store: Store) -> None:
+    machine = machines.add("a", places=1)
+    async with opened() as (cluster, head):
+        running, waiting = [await cluster.start(shell("sleep 1000")) for _ in range(2)]
+        await in_stage(store, running, Stage.AGENT)
+        for each in (waiting, running):
+            assert await cluster.abort(each)
+            assert (await cluster.wait(each)).outcome is Outcome.ABORTED
+        assert len(machine.orders) == 1 and not head.nodes["a"].flows
+
+
+async def test_the_key_travels_beside_the_order_and_reaches_the_nodes_gateway_alone(
+    opened: Opened, machines: Machines, model: ScriptedModel
+) -> None:
+    machine = machines.add("a")
+    endpoint = model.endpoint((ScriptedTurn(text="done"),))
+    key = endpoint.key.get_secret_value()
+    ask = (
+        'curl -s -H "Authorization: Bearer $OPENAI_API_KEY" -H "Content-Type: application/json" '
+        '-d \'{"model":"model","messages":[{"role":"user","content":"hi"}]}\' $OPENAI_BASE_URL/chat/completions'
+    )
+    job = shell(f"{ask} > done").model_copy(update={"model": endpoint})
+    async with opened() as (cluster, _):
+        rollout = await cluster.wait(await cluster.start(job))
+    assert rollout.outcome is Outcome.FINISHED and len(rollout.turns) == 1 and rollout.turns[0].status == 200
+    assert key and key.encode() not in pickle.dumps(machine.orders)
+    assert machine.hello is not None and key.encode() not in pickle.dumps(machine.hello)
+
+
+async def test_a_pause_holds_every_node_also_one_that_joins_meanwhile(opened: Opened, machines: Machines) -> None:
+    hosts: list[NodeHost] = []
+    machines.add("a")
+    async with opened() as (cluster, head):
+        await until(lambda: head.nodes and head.nodes["a"].state == "ready")
+        await cluster.gateway.pause()
+        machines.add("b")
+        await until(lambda: len([node for node in head.nodes.values() if node.state == "ready"]) == 2)
+        hosts += [machine.host for machine in machines.all.values() if machine.host]
+        assert all(host._registry.gateway.gate.paused for host in hosts)
+        cluster.gateway.resume("v2")
+        await until(lambda: not any(host._registry.gateway.gate.paused for host in hosts))
+        assert {host._registry.gateway.gate.policy_version for host in hosts} == {"v2"}
+        assert {host._registry.gateway.gate.generation for host in hosts} == {1}
+
+
+async def test_only_nodes_with_the_label_are_used_and_draining_ones_get_nothing_new(
+    opened: Opened, machines: Machines, store: Store
+) -> None:
+    machines.add("other", pool="gpu")
+    drained = machines.add("a", pool="agents")
+    async with opened(labels={"pool": "agents"}) as (cluster, head):
+        running = await cluster.start(shell("sleep 3; touch done"))
+        await in_stage(store, running, Stage.AGENT)
+        drained.info = drained.info.model_copy(update={"draining": True})
+        await until(lambda: head.nodes["a"].state == "draining")
+        later = machines.add("b", pool="agents")
+        assert (await cluster.wait(await cluster.start(shell("touch done")))).outcome is Outcome.FINISHED
+        assert (await cluster.wait(running)).outcome is Outcome.FINISHED
+        assert len(drained.orders) == 1 and len(later.orders) == 1 and not machines.all["other"].orders
+
+
+async def test_who_watches_hears_the_model_of_a_node_while_it_speaks(
+    opened: Opened, machines: Machines, model: ScriptedModel, store: Store
+) -> None:
+    machines.add("a")
+    endpoint = model.endpoint((ScriptedTurn(text="word " * 50),))
+    ask = (
+        'curl -sN -H "Authorization: Bearer $OPENAI_API_KEY" -H "Content-Type: application/json" '
+        '-d \'{"model":"model","stream":true,"messages":[{"role":"user","content":"hi"}]}\' '
+        "$OPENAI_BASE_URL/chat/completions"
+    )
+    job = shell(f"sleep 2; {ask} > done; sleep 1").model_copy(update={"model": endpoint})
+    async with opened() as (cluster, head):
+        rollout_id = await cluster.start(job)
+        async for entry in store.follow(rollout_id):
+            if entry.event.kind == "agent_started":
+                break
+        heard = "".join([delta.content async for delta in head.watch(rollout_id)])
+        assert (await cluster.wait(rollout_id)).outcome is Outcome.FINISHED
+    assert heard.startswith("word word")
+
+
+async def test_a_full_window_makes_those_who_log_wait_until_the_head_has_taken_something() -> None:
+    outbox = Outbox()
+    piece = b"x" * (1 << 20)
+    written: list[int] = []
+
+    async def write() -> None:
+        for _ in range(40):
+            written.append(await outbox.put("r", 1, piece))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(write)
+        await anyio.wait_all_tasks_blocked()
+        assert len(written) == WINDOW // len(piece) + 1
+        seen: list[int] = []
+        while len(seen) < 40:
+            parcels = await outbox.news(10)
+            seen += [parcel.number for parcel in parcels]
+            outbox.acknowledge(seen[-1])
+    assert seen == list(range(1, 41)), "in order, each once, none dropped"
+
+
+async def test_what_is_not_acknowledged_is_told_again_and_a_closed_outbox_takes_nothing() -> None:
+    outbox = Outbox()
+    for _ in range(3):
+        await outbox.put("r", 1, b"x")
+    assert [parcel.number for parcel in await outbox.news(1)] == [1, 2, 3]
+    outbox.acknowledge(1)
+    assert [parcel.number for parcel in await outbox.news(1)] == [2, 3]
+    outbox.close("cut off")
+    with pytest.raises(StoreError, match="cut off"):
+        await outbox.put("r", 1, b"x")
+    with pytest.raises(StoreError):
+        await outbox.delivered(3)

@@ -1,0 +1,142 @@
+"""Three real Ray nodes on this machine: rollouts spread, nodes come and are killed, nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import rollcage
+from rollcage.cluster import Cluster
+from rollcage.events import Requeued
+from rollcage.runner import Runner
+from rollcage.settings import Settings
+from rollcage.store import Store
+from rollcage.types import NO_MODEL, AgentSpec, Job, Outcome, Task
+from support.processes import alive
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(1500)]
+MARK = "rollcage-on-ray-sleep"
+"""What stray processes of a box would be called."""
+
+
+def patiently(start: Callable[[], Any]) -> Any:
+    """A raylet gives up where its own helpers take half a minute to start, as on a busy machine."""
+    for _ in range(4):
+        try:
+            return start()
+        except Exception as error:  # noqa: BLE001 - Ray raises no other
+            failure = error
+    raise failure
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[Any]:
+    os.environ["RAY_raylet_start_wait_time_s"] = "60"  # noqa: SIM112 - Ray's own spelling
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ray
+        from ray.cluster_utils import Cluster as Raylets
+
+        quick = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}
+        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": quick, "resources": {"place": 4}}
+        raylets = patiently(lambda: Raylets(initialize_head=True, head_node_args=head))
+        for _ in range(2):
+            patiently(lambda: raylets.add_node(num_cpus=1, resources={"place": 4}))
+        ray.init(address=raylets.address, log_to_driver=False, logging_level="ERROR")
+        try:
+            yield raylets
+        finally:
+            ray.shutdown()
+            raylets.shutdown()
+
+
+@asynccontextmanager
+async def opened(tmp_path: Path, state_dir: Path, **options: Any) -> AsyncIterator[tuple[Runner, Store]]:
+    settings = Settings.from_environ(home=str(state_dir))
+    cluster = Cluster(resources={"place": 1}, lease_s=120, node_home=str(state_dir), **options)
+    async with (
+        Store.open(tmp_path / "rollouts.db") as store,
+        rollcage.open_runner(settings=settings, store=store, cluster=cluster) as runner,
+    ):
+        yield runner, store
+
+
+def job(command: str) -> Job:
+    task = Task.model_validate({"instruction": f"{command}; touch done", "verify": ["test -f done"]})
+    return Job(task=task, model=NO_MODEL, agent=AgentSpec(name="shell"))
+
+
+async def ready(runner: Runner, nodes: int) -> None:
+    with anyio.fail_after(400):
+        while sum(node.state == "ready" for node in runner.nodes) < nodes:
+            await anyio.sleep(0.1)
+
+
+def kill(raylets: Any, node: Any) -> None:
+    """All processes of a node at once, as a machine dies."""
+    raylet = node.all_processes["raylet"][0].process
+    children = Path(f"/proc/{raylet.pid}/task/{raylet.pid}/children").read_text().split()
+    for pid in (raylet.pid, *map(int, children)):
+        os.kill(pid, signal.SIGKILL)
+    raylets.remove_node(node, allow_graceful=False)
+
+
+async def test_a_hundred_rollouts_outlive_ten_nodes(ray_cluster: Any, tmp_path: Path, state_dir: Path) -> None:
+    async with opened(tmp_path, state_dir) as (runner, store):
+        await ready(runner, 3)
+        sleep = f"exec -a {MARK} sleep"
+        ids = [await runner.start(job(f"bash -c '{sleep} {random.random():.2f}'")) for _ in range(100)]
+        killed = 0
+        while killed < 10:
+            await anyio.sleep(random.uniform(0.2, 2))
+            victims = list(ray_cluster.worker_nodes)
+            patiently(lambda: ray_cluster.add_node(num_cpus=1, resources={"place": 4}))
+            await ready(runner, 2)
+            kill(ray_cluster, random.choice(victims))
+            killed += 1
+        for each in ids:
+            await runner.over(each)
+        outcomes: Counter[str] = Counter()
+        again = 0
+        for each in ids:
+            log = await store.read(each)
+            assert [entry.seq for entry in log] == list(range(1, len(log) + 1))
+            assert [entry.event.kind for entry in log].count("ended") == 1 and log[-1].event.kind == "ended"
+            attempts = 1 + sum(isinstance(entry.event, Requeued) for entry in log)
+            again += attempts - 1
+            provisions = [e for e in log if e.event.kind == "stage_started" and e.event.stage.value == "provision"]
+            assert len(provisions) <= attempts
+            rollout = await store.rollout(each)
+            assert rollout.outcome is Outcome.CRASHED or rollout.reward == 1.0, rollout.error
+            outcomes[str(rollout.outcome)] += 1
+        assert outcomes[Outcome.FINISHED] >= 50 and outcomes.total() == 100
+        assert not [node for node in runner.nodes if node.running]
+    with anyio.fail_after(60):
+        while alive(MARK):
+            await anyio.sleep(0.1)
+
+
+async def test_a_killed_actor_is_seen_at_once_and_replaced(ray_cluster: Any, tmp_path: Path, state_dir: Path) -> None:
+    async with opened(tmp_path, state_dir) as (runner, store):
+        await ready(runner, 1)
+        rollout_id = await runner.start(job("sleep 1000"))
+        async for entry in store.follow(rollout_id):
+            if entry.event.kind == "agent_started":
+                break
+        for pid in alive("ray::NodeActor"):
+            os.kill(pid, signal.SIGKILL)
+        rollout = await runner.wait(rollout_id)
+        assert rollout.outcome is Outcome.CRASHED and "process" in (rollout.error or "")
+        assert (await runner.wait(await runner.start(job("true")))).reward == 1.0
