@@ -9,8 +9,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import groupby
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -18,6 +20,7 @@ from rollcage.api.background import BackgroundRunner, RunningRollout, Wanted
 from rollcage.api.run import Work
 from rollcage.errors import UsageError
 from rollcage.events import Rollout
+from rollcage.gateway.pause import Running as Calls
 from rollcage.schema.arguments import RolloutArguments
 from rollcage.settings import Settings
 from rollcage.trajectory import Sequence, sequences
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("rollcage.trl")
 
 TaskOf = Callable[[Any], Work]
-"""What a dataset's prompt stands for: called once per rollout."""
+"""What a dataset's prompt stands for: called once per group of rollouts."""
 PLAIN: Mapping[str, float | int] = {
     "top_p": 1.0,
     "top_k": -1,
@@ -91,10 +94,18 @@ class RolloutFunc:
     """What `GRPOTrainer(rollout_func=...)` takes. A context manager: its end stops what still runs."""
 
     def __init__(
-        self, task: TaskOf, arguments: JsonObject, *, runner: BackgroundRunner, keep: Keep, most: int | None
+        self,
+        task: TaskOf,
+        arguments: JsonObject,
+        *,
+        runner: BackgroundRunner,
+        keep: Keep,
+        most: int | None,
+        min_usable: int,
     ) -> None:
         """Made by `rollout_func`."""
         self._task, self._arguments, self._runner, self._keep, self._most = task, arguments, runner, keep, most
+        self._min_usable = min_usable
         self._calls = 0
         self.steps: list[StepReport] = []
         """One per call."""
@@ -105,7 +116,8 @@ class RolloutFunc:
         """Exactly one row per prompt, in their order."""
         started = time.monotonic()
         step, eos = trainer.state.global_step, _eos(trainer.processing_class)
-        self.rollouts = self._runner.run(self._wanted(prompts, step, trainer.args))
+        wanted = self._wanted(prompts, step, trainer.args)
+        self.rollouts = self._runner.run_groups(wanted, min_usable=self._min_usable)
         merged = [sequences(rollout) for rollout in self.rollouts]
         rows = [row_of(each, keep=self._keep, most=self._most) for each in merged]
         report = _report(step, self.rollouts, rows, time.monotonic() - started)
@@ -114,21 +126,30 @@ class RolloutFunc:
             log.warning("step %d: %s", step, report.model_dump_json(exclude_defaults=True))
         return _columns(self.rollouts, rows, eos)
 
-    def _wanted(self, prompts: list[Any], step: int, args: Any) -> list[Wanted]:
+    def paused(self, policy_version: str = "", *, running: Calls = "finish") -> AbstractContextManager[None]:
+        """Around a weight sync: no model call runs inside the block, and those after it are stamped `policy_version`.
+
+        `running`: calls that run before it `finish`, or are `cut`.
+        """
+        return self._runner.paused(policy_version, running=running)
+
+    def _wanted(self, prompts: list[Any], step: int, args: Any) -> list[tuple[Wanted, int]]:
+        """The groups: equal prompts beside each other are the generations of one."""
         temperature = self._arguments.get("temperature")
         given = {
             "policy_version": str(step),
             **self._arguments,
             "temperature": args.temperature if temperature is None else temperature,
         }
-        wanted, group = [], -1
-        for place, prompt in enumerate(prompts):
-            # Equal prompts beside each other are the generations of one group.
-            group += int(not place or prompt != prompts[place - 1])
-            own: JsonObject = {"group_id": f"{self._arguments.get('group_id', 'grpo')}-{self._calls}-{group}"}
+        name = self._arguments.get("group_id", "grpo")
+        while self._runner.has_group(f"{name}-{self._calls}-0"):
+            self._calls += 1  # an earlier run's, in the same log
+        wanted: list[tuple[Wanted, int]] = []
+        for place, (prompt, same) in enumerate(groupby(prompts)):
+            own: JsonObject = {"group_id": f"{name}-{self._calls}-{place}"}
             if (seed := self._arguments.get("seed")) is not None:
                 own["seed"] = derived_seed(seed, self._calls, place)
-            wanted.append(Wanted(self._task(prompt), {**given, **own}, PLAIN))
+            wanted.append((Wanted(self._task(prompt), {**given, **own}, PLAIN), len(list(same))))
         self._calls += 1
         return wanted
 
@@ -149,14 +170,19 @@ def rollout_func(
     at_once: int = 8,
     sequence: Keep = "longest",
     max_completion_tokens: int | None = None,
+    min_usable: int = 0,
     settings: Settings | None = None,
     **arguments: Unpack[RolloutArguments],
 ) -> RolloutFunc:
     """Rollouts for TRL's `GRPOTrainer`: `GRPOTrainer(..., rollout_func=rollout_func(...), reward_funcs=reward)`.
 
+    The generations of a prompt are one group of rollouts, started in one request. `RolloutFunc.paused` goes around a
+    weight sync.
+
     `task`: what a prompt of the dataset stands for; its text is the instruction by default. `at_once`: rollouts at a
     time. `sequence`: which sequence of a rollout becomes its row where there are several: the `longest`, or the `last`.
-    `max_completion_tokens`: longer rows end with the last answer that fits; TRL itself cuts nothing.
+    `max_completion_tokens`: longer rows end with the last answer that fits; TRL itself cuts nothing. `min_usable`: when
+    so many rollouts of a group are scored and have tokens to train, its others are stopped, and their rows masked.
     `arguments`: those of `rollcage.run`. The temperature is the trainer's unless it is given, and sampling is plain
     otherwise. Of a `seed`, each rollout gets one of its own.
 
@@ -164,7 +190,9 @@ def rollout_func(
     its reward. `steps` counts both, and all that was dropped.
     """
     runner = BackgroundRunner(at_once=at_once, settings=settings)
-    return RolloutFunc(task, dict(arguments), runner=runner, keep=sequence, most=max_completion_tokens)
+    return RolloutFunc(
+        task, dict(arguments), runner=runner, keep=sequence, most=max_completion_tokens, min_usable=min_usable
+    )
 
 
 def derived_seed(*parts: object) -> int:
@@ -278,7 +306,7 @@ class SessionFactory:
 class Session:
     """One rollout, as OpenEnv's harness names it: a `TrainableSession`. Its verifier is the rollout's own."""
 
-    def __init__(self, running: RunningRollout, prompt: Any) -> None:
+    def __init__(self, running: RunningRollout[Rollout], prompt: Any) -> None:
         """Made by a factory."""
         self._running, self._prompt = running, prompt
 

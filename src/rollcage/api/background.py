@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import anyio
 from anyio.abc import TaskStatus
 from anyio.from_thread import start_blocking_portal
 
-from rollcage.api.run import Work, arun, open_runner, read
+from rollcage.api.run import Work, arun, arun_group, open_runner, read
+from rollcage.errors import UnknownGroup
 from rollcage.events import Rollout
+from rollcage.gateway.pause import Running as Calls
 from rollcage.settings import Settings
+from rollcage.tasks import TaskFile
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,25 +37,25 @@ class Wanted:
     """Fields of every request to the model, whatever the agent asks for."""
 
 
-class RunningRollout:
-    """A rollout that was started."""
+class RunningRollout(Generic[T]):
+    """A rollout that was started, or a group of them."""
 
-    def __init__(self, background: BackgroundRunner, work: Future[Rollout | None], scope: anyio.CancelScope) -> None:
+    def __init__(self, background: BackgroundRunner, work: Future[T | None], scope: anyio.CancelScope) -> None:
         self._background, self.future, self._scope = background, work, scope
 
-    def wait(self, timeout_s: float | None = None) -> Rollout | None:
+    def wait(self, timeout_s: float | None = None) -> T | None:
         """The rollout, once it has ended; None where it was aborted here. TimeoutError, UsageError."""
         try:
             return self.future.result(timeout_s)
         except CancelledError:
             return None
 
-    def ended(self) -> Rollout:
+    def ended(self) -> T:
         """The rollout, once it has ended; RuntimeError where it was aborted here."""
-        rollout = self.wait()
-        if rollout is None:
+        found = self.wait()
+        if found is None:
             raise RuntimeError("the rollout was aborted")
-        return rollout
+        return found
 
     def abort(self) -> None:
         """Stop it, and wait until nothing of it is left."""
@@ -67,26 +73,58 @@ class BackgroundRunner:
         self._lock = threading.Lock()
         self._stack: ExitStack | None = None
 
-    def start(self, wanted: Wanted) -> RunningRollout:
+    def start(self, wanted: Wanted) -> RunningRollout[Rollout]:
         """Begin one rollout."""
         self._open()
-        work, scope = self._portal.start_task(self._work, wanted)
+        work, scope = self._portal.start_task(self._one, wanted)
         return RunningRollout(self, work, scope)
 
-    def run(self, wanted: Sequence[Wanted]) -> list[Rollout]:
-        """Run them all to their ends, in this order. The first that makes no sense stops all others."""
-        running: list[RunningRollout] = []
+    def start_group(self, wanted: Wanted, n: int, min_usable: int = 0) -> RunningRollout[list[Rollout]]:
+        """Begin n rollouts of one task, in one request (see `arun_group`)."""
+        self._open()
+        work, scope = self._portal.start_task(self._group, wanted, n, min_usable)
+        return RunningRollout(self, work, scope)
+
+    def run_groups(self, wanted: Sequence[tuple[Wanted, int]], *, min_usable: int = 0) -> list[Rollout]:
+        """Run groups of so many rollouts each to their ends; all rollouts, in this order. The first group that makes
+        no sense stops all others. `min_usable`: in each group.
+        """
+        running: list[RunningRollout[list[Rollout]]] = []
         try:
-            running += map(self.start, wanted)
+            running += (self.start_group(each, n, min(min_usable, n)) for each, n in wanted)
             wait([each.future for each in running], return_when=FIRST_EXCEPTION)
             for each in running:
                 if each.future.done():
                     each.future.result()
-            return [each.ended() for each in running]
+            return [rollout for each in running for rollout in each.ended()]
         except BaseException:
             for each in running:
                 each.abort()
             raise
+
+    def has_group(self, group_id: str) -> bool:
+        """Whether the log has rollouts of that group."""
+        self._open()
+        try:
+            self.call(self._runner.groups.get, group_id)
+        except UnknownGroup:
+            return False
+        return True
+
+    @contextmanager
+    def paused(self, policy_version: str = "", *, running: Calls = "finish") -> Iterator[None]:
+        """No model call runs inside the block; those that want to begin wait. Afterwards they go on, stamped with
+        `policy_version`. `running`: those that run before it `finish`, or are `cut`.
+        """
+        self._open()
+        gateway = self._runner.gateway
+        self.call(partial(gateway.pause, running))
+        try:
+            yield
+        except BaseException:
+            self.call(gateway.resume)
+            raise
+        self.call(gateway.resume, policy_version)
 
     def call(self, function: Any, *args: Any) -> Any:
         """Run a function on the runner's loop."""
@@ -113,13 +151,24 @@ class BackgroundRunner:
                 self._stack = stack.pop_all()
             atexit.register(self.close)
 
-    async def _work(self, wanted: Wanted, *, task_status: TaskStatus[anyio.CancelScope]) -> Rollout | None:
+    async def _one(self, wanted: Wanted, *, task_status: TaskStatus[anyio.CancelScope]) -> Rollout | None:
         with anyio.CancelScope() as scope:
             task_status.started(scope)
-            file = read(wanted.task)
-            if wanted.extra_body:
-                body = {**file.endpoint.extra_body, **wanted.extra_body}
-                endpoint = file.endpoint.model_copy(update={"extra_body": body})
-                file = file.model_copy(update={"endpoint": endpoint})
-            return await arun(file, runner=self._runner, settings=self._settings, **wanted.arguments)
+            return await arun(_file(wanted), runner=self._runner, settings=self._settings, **wanted.arguments)
         return None
+
+    async def _group(
+        self, wanted: Wanted, n: int, min_usable: int, *, task_status: TaskStatus[anyio.CancelScope]
+    ) -> list[Rollout] | None:
+        with anyio.CancelScope() as scope:
+            task_status.started(scope)
+            more = {"runner": self._runner, "settings": self._settings, **wanted.arguments}
+            return await arun_group(_file(wanted), n, min_usable=min_usable, **more)
+        return None
+
+
+def _file(wanted: Wanted) -> TaskFile:
+    """The task, with the fields that every request gets."""
+    file = read(wanted.task)
+    body = {**file.endpoint.extra_body, **wanted.extra_body}
+    return file.model_copy(update={"endpoint": file.endpoint.model_copy(update={"extra_body": body})})

@@ -81,10 +81,7 @@ async def arun(
         try:
             return await running.wait(rollout_id)
         except BaseException:
-            # Whoever stops waiting wants no more of it, and the model is gone with this block.
-            with CancelScope(shield=True):
-                await running.abort(rollout_id, "nobody waits for it any more")
-                await running.over(rollout_id)
+            await _abandon(running, [rollout_id])
             raise
 
 
@@ -100,12 +97,26 @@ async def arun_group(
     """Run n rollouts of one task to their ends, as `arun` runs one; all of them, in the order of their numbers.
 
     `min_usable`: when so many are scored and have tokens to train on, the rest is stopped. A `seed` becomes n seeds
-    that follow from it; without one each rollout is left to the engine.
+    that follow from it; without one each rollout is left to the engine. A call that is cancelled aborts them all.
     """
     async with _ready(task, runner, settings, arguments) as (running, job):
         group = await running.groups.start(job, n, min_usable=min_usable)
-        await running.groups.wait([group.group_id])
-        return [await running.wait(member.rollout_id) for member in group.rollouts]
+        ids = [member.rollout_id for member in group.rollouts]
+        try:
+            await running.groups.wait([group.group_id])
+            return [await running.wait(rollout_id) for rollout_id in ids]
+        except BaseException:
+            await _abandon(running, ids)
+            raise
+
+
+async def _abandon(running: Runner, rollout_ids: Sequence[str]) -> None:
+    """Whoever stops waiting wants no more of them, and their model is gone after this."""
+    with CancelScope(shield=True):
+        for rollout_id in rollout_ids:
+            await running.abort(rollout_id, "nobody waits for it any more")
+        for rollout_id in rollout_ids:
+            await running.over(rollout_id)
 
 
 @asynccontextmanager

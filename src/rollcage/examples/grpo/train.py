@@ -36,13 +36,13 @@ SFT_ROWS, SFT_BATCH, SFT_LR, SFT_LAYERS = 80, 8, 3e-4, 10
 RL_LR, RL_LAYERS = 3e-5, 8
 
 
-def collect(wanted: list[rollcage.Task], at_once: int = 16, **arguments) -> list[rollcage.Rollout]:
-    """Run these tasks."""
+def collect(wanted: list[rollcage.Task], n: int = 1, at_once: int = 16, **arguments) -> list[rollcage.Rollout]:
+    """Run these tasks, each as a group of n rollouts."""
 
     async def work() -> list[rollcage.Rollout]:
         async with rollcage.open_runner(at_once=at_once) as runner:
-            each = (rollcage.arun(task, runner=runner, agent="shell", **arguments) for task in wanted)
-            return await asyncio.gather(*each)
+            each = (rollcage.arun_group(task, n, runner=runner, agent="shell", **arguments) for task in wanted)
+            return [rollout for group in await asyncio.gather(*each) for rollout in group]
 
     return asyncio.run(work())
 
@@ -120,7 +120,8 @@ class Push(TrainerCallback):
         versions = {turn.policy_version for each in made for turn in each.turns}
         assert versions == {str(state.global_step)}, versions
         updated = time.monotonic()
-        synced = self.engine.push(model)
+        with self.rollouts.paused(policy_version=str(state.global_step + 1)):
+            synced = self.engine.push(model)
         self.steps.append({
             "step": state.global_step + 1, **tally(made), "trained_tokens": report.trained_tokens,
             "dropped_tokens": report.dropped_tokens, "logprob_error": self.rollouts.error,
@@ -190,8 +191,8 @@ def main() -> None:
     parser.add_argument("--engine", type=Path, required=True, help="what scripts/vllm.sh made")
     parser.add_argument("--out", type=Path, required=True, help="where everything goes")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--group", type=int, default=8, help="rollouts per question")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--group", type=int, default=6, help="rollouts per question")
     parser.add_argument("--sft-steps", type=int, default=20)
     parser.add_argument("--evaluate", type=int, default=48, help="held-out rollouts, before and after")
     options = parser.parse_args()
@@ -220,21 +221,21 @@ def main() -> None:
         said = [teacher(rng, each) for each in asked]
         ids = [tokenizer.encode(each, add_special_tokens=False) for each in said]
         lessons = [task(*each[:1], said=each[1], ids=each[2]) for each in zip(asked, said, ids, strict=True)]
-        taught = collect(lessons, group_id="teacher", **endpoint)
+        taught = collect(lessons, policy_version="teacher", **endpoint)
         rows = options.out / "teacher.jsonl"
-        export = [sys.executable, "-m", "rollcage", "export", "--group", "teacher", "--format", "sft", "-o", str(rows)]
-        subprocess.run(export, check=True)
+        export = [sys.executable, "-m", "rollcage", "export", "--format", "sft", "-o", str(rows)]
+        subprocess.run([*export, *(each.id for each in taught)], check=True)
         lap("teacher")
         losses = warm_start(model, rows, options.sft_steps, rng)
         model.zero_grad()
         engine.push(model)
         lap("warm start")
-        held = (questions(HELD_OUT) * options.evaluate)[: options.evaluate]
-        before = collect([task(each) for each in held], temperature=1.0, group_id="before", **endpoint)
+        held, each = questions(HELD_OUT), max(1, options.evaluate // len(questions(HELD_OUT)))
+        before = collect([task(question) for question in held], each, temperature=1.0, **endpoint)
         lap("evaluation before")
         steps = grpo(model, tokenizer, engine, options, endpoint)
         lap("training")
-        after = collect([task(each) for each in held], temperature=1.0, group_id="after", **endpoint)
+        after = collect([task(question) for question in held], each, temperature=1.0, **endpoint)
         lap("evaluation after")
     plot(steps, options.out / "reward.png")
     few = min(4, len(steps))
