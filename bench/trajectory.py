@@ -2,23 +2,28 @@
 
     python bench/trajectory.py [--json] [--turns 40] [--rollouts 8]
 
-The conversations are those of `bench/store.py`. Tokens are counted as they are handled: every prompt in full, and every
-answer; files are measured by the tokens of the merged rows that are in them. Parquet needs
-`pip install 'rollcage[export]'`.
+The conversations are those of `bench/store.py`, whose tokens are random. Tokens are counted as they are handled: every
+prompt in full, and every answer; files are measured by the tokens of the merged rows that are in them. The sizes of
+`text` are those of conversations as agents have them: all begin with the same prompt and read this project's own files;
+their logprobs are random still. Parquet needs `pip install 'rollcage[export]'`.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
+import random
 import tempfile
 import time
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from rollcage.events import Rollout
+from rollcage.simulators.scripted.tokenizer import default_tokenizer
 from rollcage.trajectory import Sequence, sequences
 from rollcage.trajectory.export import open_export, rows_of
 from rollcage.types import JsonObject, Outcome, Reward
@@ -42,6 +47,30 @@ def rollouts(count: int, turns: int) -> list[Rollout]:
         )
         for place in range(count)
     ]
+
+
+def of_text(count: int, turns: int) -> dict[str, list[JsonObject]]:
+    """Rows of rollouts that begin alike and read real text: an answer of 40 to 200 tokens, then 300 of a file."""
+    rng, files = random.Random(1), sorted((Path(__file__).parent.parent / "src").rglob("*.py"))
+    read = [default_tokenizer().encode(file.read_text()) for file in rng.sample(files, 100)]
+    read = [ids for ids in read if len(ids) > 600]
+    prompt = list(itertools.chain.from_iterable(read))[:7000]
+    rows: dict[str, list[JsonObject]] = {}
+    (row,) = rows_of(rollouts(1, 1)[0], "sequences")
+    for place in range(count):
+        ids, mask, logprobs = [*prompt], [0] * len(prompt), [0.0] * len(prompt)
+        for _ in range(turns):
+            said, file = rng.choice(read)[: rng.randint(40, 200)], rng.choice(read)
+            at = rng.randrange(len(file) - 300)
+            ids += said + file[at : at + 300]
+            mask += [1] * len(said) + [0] * 300
+            logprobs += (
+                array("f", (-rng.expovariate(1) * rng.choice([0.001, 1, 5]) for _ in said)).tolist() + [0.0] * 300
+            )
+        rows[f"r{place}"] = [
+            {**row, "input_ids": ids, "loss_mask": mask, "logprobs": logprobs, "rollout_id": f"r{place}"}
+        ]
+    return rows
 
 
 def timed(work: Callable[[], T], repeat: int = 5) -> tuple[float, T]:
@@ -89,6 +118,7 @@ def measured(made: list[Rollout], folder: Path) -> dict[str, float]:
         "turns_jsonl_bytes": sum(map(len, lines)),
     }
     rows = {rollout.id: rows_of(rollout, "sequences") for rollout in made}
+    text = of_text(len(made), len(made[0].turns))
 
     def merged_and_written(path: Path) -> int:
         return export(path, {rollout.id: rows_of(rollout, "sequences") for rollout in made})
@@ -105,6 +135,7 @@ def measured(made: list[Rollout], folder: Path) -> dict[str, float]:
         numbers[f"{ending}_export_tokens_per_s"] = row_tokens / both
         numbers[f"{ending}_write_tokens_per_s"] = row_tokens / writing
         numbers[f"{ending}_bytes"] = size
+        numbers[f"{ending}_text_bytes"] = export(path, text)
     return numbers
 
 

@@ -8,20 +8,24 @@ that differs in one token begins a sequence of its own, and a `Break` says where
 
 from __future__ import annotations
 
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Collection, Iterable
+from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rollcage.events import Rollout
 from rollcage.trajectory.breaks import compared, left_out
 from rollcage.trajectory.sequence import Break, Sequence
-from rollcage.types import POLICY, Purpose, Turn
+from rollcage.types import POLICY, Purpose, TokenColumns, Turn
 
 WIDTH = 4
 """Bytes per id."""
+_SIGN = WIDTH - 1 if sys.byteorder == "little" else 0
+_INFINITE = float("inf")
 NO_LOGPROB = -9999.0
 """What vLLM writes where it has none."""
 
@@ -31,10 +35,10 @@ class Node:
     """A turn that can be trained on, and how it hangs together with the others."""
 
     turn: Turn
-    ids: tuple[int, ...]
-    """Prompt and answer."""
+    sampled: tuple[int, ...]
+    """Its answer."""
     raw: bytes
-    """The same, `WIDTH` bytes each."""
+    """Prompt and answer, `WIDTH` bytes each."""
     parent: Node | None = None
     children: list[Node] = field(default_factory=list)
     reach: int = 0
@@ -44,6 +48,16 @@ class Node:
     def start(self) -> int:
         """Where its answer begins."""
         return len(self.turn.prompt_ids)
+
+    @property
+    def end(self) -> int:
+        """Where its answer ends."""
+        return len(self.turn.prompt_ids) + len(self.sampled)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Prompt and answer."""
+        return (*self.turn.prompt_ids, *self.sampled)
 
 
 Path = tuple[list[Node], list[Break]]
@@ -98,21 +112,28 @@ def choose(turns: Iterable[Turn], purposes: Collection[Purpose] = POLICY) -> Cho
         node = _node(turn) if turn.trainable else None
         if node is None:
             chosen.holes.append((turn, left_out(turn)))
-        elif len(node.ids) > node.start:
+        elif node.sampled:
             chosen.nodes.setdefault((turn.session, turn.purpose), []).append(node)
     return chosen
 
 
 def _node(turn: Turn) -> Node | None:
     """None where its ids are none that a trainer could take."""
-    sampled = [token[1] for token in turn.tokens]
-    ids = (*turn.prompt_ids, *[each for each in sampled if each is not None])
-    if len(ids) != len(turn.prompt_ids) + len(sampled):
-        return None
+    sampled = tuple(_column(turn, "ids"))
     try:
-        return Node(turn, ids, array("i", ids).tobytes())
-    except OverflowError:
+        # Unsigned is twice as quick as signed; the sign is looked for in every fourth byte.
+        raw = array("I", turn.prompt_ids).tobytes() + array("I", sampled).tobytes()
+    except (OverflowError, TypeError):
         return None
+    return Node(turn, sampled, raw) if raw[_SIGN::WIDTH].isascii() else None
+
+
+def _column(turn: Turn, name: Literal["texts", "ids", "logprobs"]) -> Values[Any]:
+    """What a turn's tokens have of one kind, without a look at their alternatives."""
+    if isinstance(turn.tokens, TokenColumns):
+        return getattr(turn.tokens, name)  # type: ignore[no-any-return]
+    at = ("texts", "ids", "logprobs").index(name)
+    return [token[at] for token in turn.tokens]
 
 
 def link(nodes: list[Node]) -> None:
@@ -140,9 +161,12 @@ def _paths(nodes: list[Node]) -> list[Path]:
     link(nodes)
     for node in sorted(nodes, key=lambda node: -node.start):
         # Children first: each has a longer prompt than its parent.
-        node.reach = max([len(node.ids), *[child.reach for child in node.children]])
+        node.reach = max([node.end, *[child.reach for child in node.children]])
     paths: list[Path] = []
-    texts = {token[1]: token[0] for node in nodes for token in node.turn.tokens if token[0]}
+    texts: dict[int | None, str] = {}
+    if len(nodes) > 1:
+        for node in nodes:
+            texts.update(each for each in zip(node.sampled, _column(node.turn, "texts"), strict=True) if each[1])
     for place, node in enumerate(nodes):
         main = _main(node.parent) if node.parent else None
         if main is node:
@@ -192,17 +216,18 @@ def _sequence(rollout: Rollout, place: int, path: list[Node], breaks: list[Break
     shared = [node for node in path if _recorded(rollout, node.turn)]
     path = path[len(shared) :]
     first = path[0].turn
-    mask, logprobs = [0] * len(last.ids), [0.0] * len(last.ids)
+    ids = last.ids
+    mask, logprobs = [0] * len(ids), [0.0] * len(ids)
     for node in path:
-        scores = [token[2] for token in node.turn.tokens]
-        usable = [score is not None and NO_LOGPROB < score < float("inf") for score in scores]
-        mask[node.start : len(node.ids)] = [int(each) for each in usable]
-        logprobs[node.start : len(node.ids)] = [
-            score if use and score is not None else 0.0 for score, use in zip(scores, usable, strict=True)
-        ]
+        scores = _column(node.turn, "logprobs")
+        usable = [score is not None and NO_LOGPROB < score < _INFINITE for score in scores]
+        mask[node.start : node.end] = map(int, usable)
+        logprobs[node.start : node.end] = (
+            scores if all(usable) else [score if use else 0.0 for score, use in zip(scores, usable, strict=True)]
+        )
     return Sequence.model_construct(
         None,
-        input_ids=last.ids,
+        input_ids=ids,
         loss_mask=tuple(mask),
         logprobs=tuple(logprobs),
         reward=rollout.reward,
@@ -222,5 +247,5 @@ def _sequence(rollout: Rollout, place: int, path: list[Node], breaks: list[Break
         outcome=rollout.outcome,
         breaks=tuple(breaks),
         forked_from=rollout.origin.rollout_id if rollout.origin else "",
-        shared_prefix=len(shared[-1].ids) if shared else 0,
+        shared_prefix=shared[-1].end if shared else 0,
     )
