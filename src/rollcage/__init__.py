@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rollcage.api.run import load as load
     from rollcage.api.run import open_runner as open_runner
     from rollcage.api.run import run as run
+    from rollcage.api.run import run_group as run_group
     from rollcage.client import Client as Client
     from rollcage.client import SyncClient as SyncClient
     from rollcage.cluster import Cluster as Cluster
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "api.evaluate": "Batch",
-    "api.run": "aeval arun arun_group eval load open_runner run",
+    "api.run": "aeval arun arun_group eval load open_runner run run_group",
     "client": "Client SyncClient",
     "cluster": "Cluster",
     "errors": "RollcageError SetupError StoreError UsageError",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -12,10 +13,12 @@ import pytest
 from fastapi import FastAPI
 
 from opencode_env.models import RolloutArguments
+from rollcage import run_group
 from rollcage.cli import request as typed
 from rollcage.cli import rollcage
 from rollcage.errors import UsageError
 from rollcage.jobs import task_file
+from rollcage.schema.groups import GroupRequest
 from rollcage.schema.option import Option, option_name
 from rollcage.schema.request import RolloutRequest
 from rollcage.server import api
@@ -55,7 +58,10 @@ def test_every_door_has_the_same_arguments(http: dict[str, Any]) -> None:
     assert RolloutArguments.__annotations__.keys() == FIELDS.keys() - {"instruction"} | {"on_disconnect"}
     of_the_command = {"as_json", "build_image", "follow", "otlp", "otlp_content", "require"}
     of_the_command |= {"help", "_click_default_help"}
-    assert options_of_run().keys() - of_the_command == FIELDS.keys() - NOT_TYPED
+    of_a_group = GroupRequest.model_fields.keys() - FIELDS.keys()
+    assert of_a_group == {"n", "min_usable"} == TOOLS["start_group"].input_schema["properties"].keys() - FIELDS.keys()
+    assert options_of_run().keys() - of_the_command - of_a_group == FIELDS.keys() - NOT_TYPED
+    assert options_of_run().keys() >= of_a_group <= signature(run_group).parameters.keys()
     assert RunArguments.model_fields.keys() - FIELDS.keys() == {"on_disconnect"}
 
 

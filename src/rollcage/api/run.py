@@ -1,4 +1,4 @@
-"""The Python face: one call runs a rollout (`run`, `arun`) or a group (`arun_group`); many share an `open_runner`."""
+"""The Python face: `run` and `arun` run a rollout, `run_group` and `arun_group` n of a task, `open_runner` many."""
 
 from __future__ import annotations
 
@@ -117,6 +117,22 @@ async def _abandon(running: Runner, rollout_ids: Sequence[str]) -> None:
             await running.abort(rollout_id, "nobody waits for it any more")
         for rollout_id in rollout_ids:
             await running.over(rollout_id)
+
+
+def run_group(
+    task: Work,
+    n: int,
+    *,
+    min_usable: int = 0,
+    settings: Settings | None = None,
+    **arguments: Unpack[RolloutArguments],
+) -> list[Rollout]:
+    """Run n rollouts of one task to their ends; `arun_group` says what the arguments are. Works in a notebook, too."""
+
+    async def work() -> list[Rollout]:
+        return await arun_group(task, n, min_usable=min_usable, settings=settings, **arguments)
+
+    return _blocking(work)
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ from rollcage.endpoints import CATALOG, named_model
 from rollcage.errors import UsageError
 from rollcage.jobs import OTHER_MODEL, task_file
 from rollcage.schema.endpoint import EndpointArguments
+from rollcage.schema.groups import GroupRequest
 from rollcage.schema.option import Option, option_name
 from rollcage.schema.request import RolloutRequest
 from rollcage.tasks import TaskFile
@@ -24,9 +25,13 @@ from rollcage.tasks import TaskFile
 _SAMPLING = ("temperature", "seed", "top_logprobs", "history", "keep_reasoning")
 
 
+OF_GROUP = ("n", "min_usable")
+"""Arguments that make a group of one rollout."""
+
+
 def run_options() -> list[click.Option]:
-    """One option for each argument of a rollout that can be typed."""
-    return _options(RolloutRequest.model_fields)
+    """One option for each argument of a rollout, or of a group of them, that can be typed."""
+    return _options([*RolloutRequest.model_fields, *OF_GROUP])
 
 
 def model_options() -> list[click.Option]:
@@ -86,7 +91,7 @@ def _option_of(field: FieldInfo) -> Option | None:
 
 def _options(names: Iterable[str], spelled: Mapping[str, str] | None = None) -> list[click.Option]:
     """`spelled`: options that are typed otherwise than their arguments suggest."""
-    fields = RolloutRequest.model_fields
+    fields = {**{name: GroupRequest.model_fields[name] for name in OF_GROUP}, **RolloutRequest.model_fields}
     found = [(name, fields[name], _option_of(fields[name])) for name in names]
     typed = {name: option_name(name) for name in fields} | dict(spelled or {})
     return [_option((name, typed[name]), field, option) for name, field, option in found if option is not None]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option("--follow", is_flag=True, help="With --json: every event as one line, as it happens.")
 @OTLP
 def run(task: str | None, as_json: bool, follow: bool, build_image: bool, require: float | None, **options: Any) -> int:
-    """Run one rollout and show it as it happens.
+    """Run one rollout and show it as it happens; with -n, a group of them.
 
     The task comes from a file, from --instruction, or from both: options win over the file, and --setup and --verify
     add to it. Ctrl-C aborts cleanly; a second one leaves at once. A task that brings its own solution runs against the
@@ -40,6 +40,7 @@ def run(task: str | None, as_json: bool, follow: bool, build_image: bool, requir
     Examples:
       rollcage run examples/paginate.toml
       rollcage run TASK.toml --endpoint vllm --require 1
+      rollcage run TASK.toml -e vllm -n 8 --min-usable 6 --group-id step-1
       rollcage run tasks/fix-the-build --build --agent oracle
       rollcage run -i "Write hello.py" --verify "python3 hello.py" -e openai --json | jq .reward
     """
@@ -47,16 +48,22 @@ def run(task: str | None, as_json: bool, follow: bool, build_image: bool, requir
         raise click.UsageError("--follow goes with --json (the view without --json is live anyway)")
     import anyio
 
+    from rollcage.cli.group import group_size, run_group
     from rollcage.cli.output import environment
     from rollcage.cli.request import typed_task
     from rollcage.cli.text import clean
 
     settings = environment().sending_traces(options.pop("otlp"), options.pop("otlp_content"))
+    size = group_size(options)
+    if size and follow:
+        raise click.UsageError("--follow is for one rollout, and -n makes a group")
     file = typed_task(task, options)
     for notice in file.notices:
         click.echo(f"rollcage: {clean(notice)}", err=True)
     if build_image and task:
         anyio.run(_build_image, settings, task)
+    if size:
+        return anyio.run(run_group, settings, file, size, as_json, require, backend_options={"use_uvloop": True})
     style: Style = "lines" if follow else "json" if as_json else "view"
     return anyio.run(run_file, settings, file, style, require, backend_options={"use_uvloop": True})
 

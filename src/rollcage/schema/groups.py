@@ -30,7 +30,7 @@ class GroupRequest(RolloutRequest):
     `idempotency_key` a repeated request joins what the first one started, and starts what is missing of it.
     """
 
-    n: Annotated[int, Option()] = Field(default=1, ge=1, le=MOST)
+    n: Annotated[int, Option("-n")] = Field(default=1, ge=1, le=MOST)
     """How many rollouts."""
     min_usable: Annotated[int, Option()] = Field(default=0, ge=0, le=MOST)
     """The group is done with so many usable ones, scored and with tokens to train on, and the rest is stopped; 0: all

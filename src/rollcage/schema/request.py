@@ -186,6 +186,8 @@ def bad_details(problem: Mapping[str, Any], known: Sequence[str] = ()) -> UsageE
             known = list(Check.model_fields)
         near = get_close_matches((path or [""])[-1], known, n=1)
         remedy = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}" if known else ""
+        if path in (["n"], ["min_usable"]):
+            remedy = "it makes a group: POST /groups, start_group, run_group, or rollcage run -n"
         what = f"unknown argument {'.'.join(path)!r}" if inside else "unknown argument"
         return UsageError(what, argument=argument, remedy=remedy)
     said = "is missing" if problem["type"] == "missing" else _words(problem)
