@@ -1,10 +1,11 @@
 """What an exact history costs beside a plain one, on a running vLLM: wall time, first token, cached prompt tokens.
 
-    python bench/history.py http://127.0.0.1:8000/v1 MODEL [--prompt 10000] [--turns 4] [--out 32] [--rounds 3] [--json]
+    python bench/history.py http://127.0.0.1:8000/v1 MODEL [--pid PID] [--prompt 10000] [--turns 4] [--out 32] [--json]
 
 Conversations of a few turns behind a long first message, at temperature 1, through the gateway. Plain and exact ones
 take turns; each has a first message of its own, so that no cache of one serves another. Every answer has the same
-number of tokens. Compare ratios, not seconds: others may use the machine too.
+number of tokens. Compare ratios, not seconds: others may use the machine too. `cpu` is the processor time of the engine
+(`--pid`: the process that was started, with all below it) and of the gateway together; it does not mind others.
 
 `first` is the turn that computes the long prompt, `later` the mean of those behind it, in seconds; `token` the time to
 a later turn's first token. `cached` is the share of prompt tokens that the engine had in its cache, by its own metrics.
@@ -16,14 +17,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import socket
 import statistics
 import time
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar
 
 import anyio
@@ -55,6 +59,20 @@ def metrics(endpoint: Endpoint) -> tuple[float, float]:
     found = [re.findall(rf"^vllm:prefix_cache_{name}_total{{.*}} (\S+)$", text, re.M) for name in ("queries", "hits")]
     asked, hit = (sum(map(float, rows)) for rows in found)
     return asked, hit
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process and all that live below it have used of the processor, and this process."""
+    parents: dict[int, int] = {}
+    used: dict[int, int] = {}
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)], used[int(folder.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+    below = {pid}
+    while more := {each for each, parent in parents.items() if parent in below} - below:
+        below |= more
+    return sum(used.get(each, 0) for each in below) / os.sysconf("SC_CLK_TCK") + time.process_time()
 
 
 class TimedPrompts(ExactPrompts):
@@ -98,9 +116,9 @@ async def conversation(endpoint: Endpoint, shape: Shape, seed: int) -> list[Turn
     return turns
 
 
-async def measured(endpoint: Endpoint, shape: Shape, seed: int) -> dict[str, float]:
+async def measured(endpoint: Endpoint, shape: Shape, seed: int, pid: int) -> dict[str, float]:
     """One conversation in numbers."""
-    before = metrics(endpoint)
+    before, used = metrics(endpoint), cpu_seconds(pid)
     TimedPrompts.seconds.clear()
     turns = await conversation(endpoint, shape, seed)
     asked, hit = (now - then for now, then in zip(metrics(endpoint), before, strict=True))
@@ -110,6 +128,7 @@ async def measured(endpoint: Endpoint, shape: Shape, seed: int) -> dict[str, flo
         for turn, later in pairwise(turns)
     ]
     return {
+        "cpu": cpu_seconds(pid) - used,
         "wall": sum(turn.seconds for turn in turns),
         "first": turns[0].seconds,
         "later": statistics.mean(turn.seconds for turn in turns[1:]),
@@ -121,7 +140,7 @@ async def measured(endpoint: Endpoint, shape: Shape, seed: int) -> dict[str, flo
     }
 
 
-async def compare(base_url: str, model: str, shape: Shape, rounds: int) -> dict[str, dict[str, float]]:
+async def compare(base_url: str, model: str, shape: Shape, rounds: int, pid: int) -> dict[str, dict[str, float]]:
     """Medians of each mode."""
     rows: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
     for n in range(rounds):
@@ -130,7 +149,7 @@ async def compare(base_url: str, model: str, shape: Shape, rounds: int) -> dict[
             endpoint = Endpoint.model_validate(
                 {"base_url": base_url, "model": model, "kind": "vllm", "sampling": sampling}
             )
-            rows[mode].append(await measured(endpoint, shape, seed=1000 * n + at))
+            rows[mode].append(await measured(endpoint, shape, 1000 * n + at, pid))
     return {
         mode: {name: statistics.median(row[name] for row in found) for name in found[0]} for mode, found in rows.items()
     }
@@ -146,9 +165,11 @@ def main() -> None:
     parser.add_argument("--out", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--pid", type=int, default=-1, help="the engine's first process")
     given = parser.parse_args()
     app.ExactPrompts = TimedPrompts  # type: ignore[attr-defined]
-    found = anyio.run(compare, given.base_url, given.model, Shape(given.prompt, given.turns, given.out), given.rounds)
+    shape = Shape(given.prompt, given.turns, given.out)
+    found = anyio.run(compare, given.base_url, given.model, shape, given.rounds, given.pid)
     if given.json:
         print(json.dumps(found))
         return
