@@ -22,7 +22,7 @@ from rollcage.schema.groups import GroupRequest
 from rollcage.schema.option import Option, option_name
 from rollcage.schema.request import RolloutRequest
 from rollcage.server import api
-from rollcage.server.mcp_tools import TOOLS, RunArguments
+from rollcage.server.mcp_tools import EVERY_TOOL, TOOLS, RunArguments
 from support.paths import SCRIPTS
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ def test_every_door_has_the_same_arguments(http: dict[str, Any]) -> None:
     of_the_command = {"as_json", "build_image", "follow", "otlp", "otlp_content", "require"}
     of_the_command |= {"help", "_click_default_help"}
     of_a_group = GroupRequest.model_fields.keys() - FIELDS.keys()
-    assert of_a_group == {"n", "min_usable"} == TOOLS["start_group"].input_schema["properties"].keys() - FIELDS.keys()
+    assert (
+        of_a_group == {"n", "min_usable"} == EVERY_TOOL["start_group"].input_schema["properties"].keys() - FIELDS.keys()
+    )
     assert options_of_run().keys() - of_the_command - of_a_group == FIELDS.keys() - NOT_TYPED
     assert options_of_run().keys() >= of_a_group <= signature(run_group).parameters.keys()
     assert RunArguments.model_fields.keys() - FIELDS.keys() == {"on_disconnect"}

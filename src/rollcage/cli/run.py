@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 @click.option("--follow", is_flag=True, help="With --json: every event as one line, as it happens.")
 @OTLP
 def run(task: str | None, as_json: bool, follow: bool, build_image: bool, require: float | None, **options: Any) -> int:
-    """Run one rollout and show it as it happens; with -n, a group of them.
+    """Run one rollout and show it as it happens.
 
     The task comes from a file, from --instruction, or from both: options win over the file, and --setup and --verify
     add to it. Ctrl-C aborts cleanly; a second one leaves at once. A task that brings its own solution runs against the
-    scripted model unless an endpoint is named.
+    scripted model unless an endpoint is named. With -n it is a group: a line for each rollout that has ended, then
+    what they come to.
 
     \b
     Examples:
