@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,10 @@ LIMITS = {
     "descriptors_per_1000": 5.0,
     "disk_mb_per_1000": 40.0,
 }
-"""What fails the run; growth is that of a server that lives on, from its twentieth rollout to its last."""
+"""What fails the run; growth is that of a server that lives on, from the rollout `WARM` to its last."""
 AT_ONCE, WAITING = 4, 24
+WARM, LIFE = 50, 150
+"""Rollouts until a server has loaded all that it needs, and until it may be ended in a run of ten minutes or more."""
 MARK = "rollcage-soak"
 
 
@@ -76,7 +79,7 @@ class Server:
             now = (ended, memory, float(len(os.listdir(f"/proc/{self.process.pid}/fd"))))
             if self.first is None:
                 self._born = getattr(self, "_born", ended)
-                if ended - self._born >= 20:
+                if ended - self._born >= WARM:
                     self.first = now
             self.latest = now
 
@@ -105,6 +108,8 @@ class Soak:
         self.by_key: dict[str, set[str]] = {}
         self.ended = 0
         self.faults: Counter[str] = Counter()
+        self.tracebacks: Counter[str] = Counter()
+        """What the server said last in each, and how often."""
 
     @property
     def over(self) -> bool:
@@ -134,7 +139,8 @@ class Soak:
 
     async def harm(self) -> None:
         """Faults at random, the rarest of them a new server."""
-        last = time.monotonic()
+        last, before = time.monotonic(), self.ended
+        least = LIFE if self.seconds >= 600 else 0
         while not self.over:
             await anyio.sleep(self.rng.uniform(0.1, 0.6))
             pick = self.rng.random()
@@ -145,10 +151,10 @@ class Soak:
                 self.faults["monitor killed"] += 1
                 with suppress(OSError):
                     os.kill(parent_of(parent_of(self.rng.choice(pids))), signal.SIGKILL)
-            elif time.monotonic() - last > max(8, self.seconds / 20):
+            elif time.monotonic() - last > max(8, self.seconds / 20) and self.ended - before >= least:
                 self.faults["restarted"] += 1
                 await anyio.to_thread.run_sync(self.server.restart)
-                last = time.monotonic()
+                last, before = time.monotonic(), self.ended
 
     def _hang_up(self) -> None:
         rollout = self.rng.choice(sorted(self.acknowledged) or ["none"])
@@ -188,13 +194,14 @@ class Soak:
                 doubled += kinds["ended"] > 1 or kinds["agent_started"] > 1
         doubled += sum(len(ids) - 1 for ids in self.by_key.values())
         rollouts, memory, descriptors = (sum(column) for column in zip(*self.server.growth or [(0, 0, 0)], strict=True))
+        self.tracebacks.update(tracebacks(self.server.log.read_text(errors="replace")))
         disk = sum(path.stat().st_size for path in self.server.home.rglob("*") if path.is_file() and ours(path))
         return {
             "rollouts": len(self.acknowledged),
             "lost": lost,
             "doubled": doubled,
             "orphaned": len(marked(MARK)),
-            "tracebacks": self.server.log.read_text(errors="replace").count("Traceback"),
+            "tracebacks": self.tracebacks.total(),
             "memory_mb_per_1000": 1000 * memory / max(1, rollouts),
             "descriptors_per_1000": 1000 * descriptors / max(1, rollouts),
             "disk_mb_per_1000": 1000 * disk / 2**20 / max(1, len(self.acknowledged)),
@@ -205,6 +212,17 @@ class Soak:
 def ours(path: Path) -> bool:
     """Whether a file grows with rollouts; layers and downloads do not."""
     return not {"layers", "cache", "images"} & set(path.parts)
+
+
+def tracebacks(log: str) -> list[str]:
+    """The last line of each, and where it was raised."""
+    found = []
+    for each in log.split("Traceback (most recent call last):")[1:]:
+        lines = list(takewhile(lambda line: line.startswith((" ", "|", "+")) or not line, each.splitlines()))
+        place = next((line.strip() for line in reversed(lines) if line.lstrip(" |").startswith("File ")), "")
+        said = each.splitlines()[len(lines)] if len(lines) < len(each.splitlines()) else ""
+        found.append(f"{said.strip()[:200]} ({place})")
+    return found
 
 
 def marked(mark: str) -> list[int]:
@@ -240,11 +258,13 @@ def main() -> int:
     if arguments.seconds >= 600 and not found["measured_over"]:
         failed.append("measured_over")  # no server lived long enough to grow: nothing was shown
     if arguments.json:
-        print(json.dumps({**found, "faults": dict(soak.faults), "failed": failed}))
+        print(json.dumps({**found, "faults": dict(soak.faults), "said": dict(soak.tracebacks), "failed": failed}))
     else:
         for name, value in found.items():
             limit = f"{LIMITS[name]:>8g}" if name in LIMITS else ""
             print(f"{name:<22} {value:>10.1f} {limit} {'FAILED' if name in failed else ''}".rstrip())
+        for said, count in soak.tracebacks.most_common(10):
+            print(f"  {count} x {said}")
         print("faults: " + ", ".join(f"{count} {name}" for name, count in soak.faults.items()))
     return 1 if failed else 0
 

@@ -11,6 +11,7 @@ import re
 import msgspec
 
 from rollcage.gateway.shapes import CallPiece, chunk_of
+from rollcage.gateway.usual import calm
 from rollcage.sse import EventReader
 
 DONE = b"[DONE]"
@@ -102,7 +103,7 @@ class HeldEnd:
         if self._events is not None:
             self._keep(data)
             return b""
-        if not self._size and data.endswith(b"\n\n") and self._watch.harmless(data):
+        if self.idle and calm(data):
             return data
         # Looked for where it may be new, and joined only when an event ends: a large one costs no more than its length.
         near = self._tail + data
@@ -114,6 +115,9 @@ class HeldEnd:
             self._notice_bare_done()
             return b""
         data, self._half = b"".join(self._half), []
+        if calm(data) and not self._watch.busy:
+            self._size, self._tail = 0, b""
+            return data
         at = 0
         for end in ends:
             event = data[at:end]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from rollcage.gateway.shapes import object_of
+from rollcage.gateway.usual import calm
 from rollcage.gateway.wires.base import CHAT_PATH, Wire, encoded, problem_in
 from rollcage.types import JsonObject
 
@@ -166,7 +167,7 @@ class UsageFilter:
 
     def feed(self, data: bytes) -> bytes:
         """The events that are complete with this portion, without the ones that only count."""
-        if not self._rest and data.endswith(b"\n\n") and not _may_count(data):
+        if not self._rest and (calm(data) or (data.endswith(b"\n\n") and not _may_count(data))):
             return data  # several that came together
         # Joined only when an event ends: one of many megabytes costs no more than its length.
         near = self._tail + data
@@ -178,7 +179,7 @@ class UsageFilter:
         at = end - len(self._tail)
         whole, rest = b"".join((*self._rest, data[:at])), data[at:]
         self._rest, self._tail = ([rest] if rest else []), rest[-3:]
-        if not _may_count(whole):
+        if calm(whole) or not _may_count(whole):
             return whole
         gap = b"\r\n\r\n" if b"\r\n\r\n" in whole else b"\n\n"
         return gap.join(event for event in whole.split(gap) if not _only_counts(event))
