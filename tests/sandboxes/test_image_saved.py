@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shutil
+import stat
 import subprocess
 import tarfile
 import tempfile
@@ -17,7 +18,7 @@ import zstandard
 
 from rollcage.errors import UsageError
 from rollcage.sandboxes.images.saved import is_saved, opened, variables
-from rollcage.sandboxes.images.tree import Tree
+from rollcage.sandboxes.images.stacked import LayerTree, Stacked
 from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.types import HOME, SandboxSpec
 from support.commands import rollcage
@@ -62,17 +63,24 @@ UPPER: Sequence[Entry] = (
 TOGETHER = {f"opt/{name}" for name in ("kept", "kind/in", "lane", "link/l", "old/b", "other/a", "tree")}
 
 
-def _files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
+def _files(system: Stacked) -> set[str]:
+    found = {path[1:]: os.lstat(places[0]).st_mode for path, places in system.walk("")}
+    return {path for path, mode in found.items() if not stat.S_ISDIR(mode)}
 
 
 def _unpacked(path: Path, folder: Path, limit: int = 1 << 30) -> set[str]:
     assert is_saved(path)
     (folder / "tree").mkdir(parents=True)
-    with Tree(folder / "tree", limit=limit, layered=True) as tree, opened(path, folder / "scratch", limit) as image:
-        image.unpack(tree, lambda name: name, limit)
+    below: list[Path] = []
+    with opened(path, folder, limit) as image:
+        for number in range(len(image.layers)):
+            layer = folder / "tree" / str(number)
+            layer.mkdir()
+            with LayerTree(layer, below, limit=limit) as tree:
+                image.unpack(number, tree, lambda name: name, limit)
+            below.insert(0, layer)
     assert [path.name for path in folder.iterdir()] == ["tree"], "what was decompressed is gone"
-    return _files(folder / "tree")
+    return _files(Stacked(below))
 
 
 def _squeezed(path: Path, squeeze: Callable[[bytes], bytes]) -> Path:
@@ -115,7 +123,7 @@ def test_layers_are_laid_over_one_another_and_what_one_removes_is_gone(form: str
     layers = (a_layer(*LOWER), a_layer(*UPPER), a_layer(("opt/kept", b"kept")))
     path = FORMS[form](layers, a_configuration(layers), tmp_path / "saved")
     assert _unpacked(path, tmp_path / "to") == TOGETHER
-    assert (tmp_path / "to/tree/opt/tree").read_bytes() == b"now a file"
+    assert (tmp_path / "to/tree/1/opt/tree").read_bytes() == b"now a file"
 
 
 @pytest.mark.parametrize(
@@ -353,7 +361,7 @@ async def test_whatever_an_engine_writes_of_one_image_gives_the_same_system(engi
         trees = []
         for kind in ("export", "save"):
             made = await imported(provider, kind, tmp_path / f"{kind}.tar")
-            tree = provider.layers.folder / made.image.parts[0] / "system"
+            tree = Stacked([provider.layers.folder / part / "system" for part in made.image.parts])
             trees.append({file for file in _files(tree) if not file.startswith((".dockerenv", "etc/"))})
             assert made.image.env.get("COLOUR") == ("green" if kind == "save" else None)
         assert trees[0] == trees[1]

@@ -128,7 +128,7 @@ def import_(name: str, source: str, as_json: bool, **options: Any) -> int:
 @image.command()
 @JSON
 def ls(as_json: bool) -> int:
-    """List images: name, size, age, and what each was made from.
+    """List images: name, what each has of its own, what it shares with others, age, and what it was made from.
 
     \b
     Example:
@@ -138,16 +138,21 @@ def ls(as_json: bool) -> int:
     from rollcage.cli.text import one_line, seconds_of
 
     images = _images()
-    rows = [_row(images, image) for image in images.all()]
+    all_images = images.all()
+    sizes = images.sizes(all_images)
+    rows = [_row(image, *sizes[image.name]) for image in all_images]
     if as_json:
         write_json(rows)
         return codes.OK
     if not rows:
         print(f"no images yet; {program()} image build makes one")
-    width = max((len(row["name"]) for row in rows), default=0)
+        return codes.OK
+    width = max(len(row["name"]) for row in rows)
+    print(f"{'NAME':<{width}}  {'OWN':>9}  {'SHARED':>9}  {'AGE':>12}  MADE FROM")
     for row in rows:
         age = seconds_of(max(0.0, time.time() - row["created_at"]))
-        print(f"{row['name']:<{width}}  {_size(row['bytes']):>8}  {age:>12}  {one_line(row['source'], 80)}")
+        own, shared = _size(row["own_bytes"]), _size(row["shared_bytes"])
+        print(f"{row['name']:<{width}}  {own:>9}  {shared:>9}  {age:>12}  {one_line(row['source'], 80)}")
     return codes.OK
 
 
@@ -165,11 +170,13 @@ def show(name: str, as_json: bool) -> int:
     from rollcage.cli.text import clean
 
     images = _images()
-    row = _row(images, images.get(name))
+    found = images.get(name)
+    row = _row(found, *images.sizes(images.all())[name])
     if as_json:
         write_json(row)
         return codes.OK
-    print(f"{row['name']}  {_size(row['bytes'])}")
+    shared = f", {_size(row['shared_bytes'])} of it shared with other images" if row["shared_bytes"] else ""
+    print(f"{row['name']}  {_size(row['bytes'])}{shared}")
     print(f"made from  {clean(row['source'])}")
     print(f"system     {'its own' if row['whole'] else 'the one of this machine'}")
     for variable, value in row["env"].items():
@@ -202,6 +209,29 @@ def rm(names: tuple[str, ...], as_json: bool) -> int:
             print(f"{name} is removed")
     if as_json:
         write_json({"removed": list(names)})
+    return codes.OK
+
+
+@image.command()
+@JSON
+def prune(as_json: bool) -> int:
+    """Remove what no image needs: layers of images that are gone, and what builds left that were killed.
+
+    Nothing that an open box uses is removed.
+
+    \b
+    Example:
+      rollcage image prune
+    """
+    import anyio
+
+    from rollcage.cli.output import write_json
+
+    freed = anyio.run(_images().prune)
+    if as_json:
+        write_json({"freed_bytes": freed})
+    else:
+        print(f"{_size(freed)} freed")
     return codes.OK
 
 
@@ -285,8 +315,9 @@ def _images() -> ImageStore:
     return provider(environment()).images
 
 
-def _row(images: ImageStore, image: Image) -> JsonObject:
-    return {**image.model_dump(mode="json"), "bytes": images.size(image)}
+def _row(image: Image, own: int, shared: int) -> JsonObject:
+    sizes = {"bytes": own + shared, "own_bytes": own, "shared_bytes": shared}
+    return {**image.model_dump(mode="json"), **sizes}
 
 
 async def build_folder(

@@ -8,16 +8,19 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import stat
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
+import anyio.to_thread
 from pydantic import ValidationError
 
 from rollcage.errors import SetupError, UsageError
-from rollcage.locks import locked, try_lock
+from rollcage.locks import abandoned, claim, locked, try_lock
 from rollcage.sandboxes.layers import LayerStore
 from rollcage.types import Value
 
@@ -138,15 +141,51 @@ class ImageStore:
         finally:
             os.close(lock)
 
-    async def prune(self) -> None:
-        """Remove parts that no image has and no box uses, and what killed builders left."""
+    async def prune(self) -> int:
+        """Remove parts that no image has and no box uses, and what killed builders left. Returns the bytes of parts."""
+        freed = 0
         for path in self.layers.folder.glob(f"{PART}_*-*"):
-            await self.layers.remove(path.name, wanted=partial(self._wants, path.name))
+            if self._wants(path.name):
+                continue
+            size = await anyio.to_thread.run_sync(_size, path, set())
+            freed += size * await self.layers.remove(path.name, wanted=partial(self._wants, path.name))
         await self.layers.sweep()
+        for left in abandoned(self.builds):
+            await anyio.to_thread.run_sync(partial(shutil.rmtree, left, ignore_errors=True))
+        return freed
+
+    @contextmanager
+    def build_folder(self) -> Iterator[Path]:
+        """A folder for what a build puts aside. Should we be killed, the next `prune` removes it."""
+        held = claim(self.builds, folder=True)
+        try:
+            yield held.path
+        finally:
+            held.release()
+
+    @property
+    def builds(self) -> Path:
+        """Where builds put things aside."""
+        return self.folder.with_name("builds")
 
     def size(self, image: Image) -> int:
         """Bytes on disk, of all its parts."""
-        return sum(_size(self.layers.folder / part) for part in image.parts)
+        return sum(self.sizes([image])[image.name])
+
+    def sizes(self, images: Sequence[Image]) -> dict[str, tuple[int, int]]:
+        """`{name: (own, shared)}`: bytes on disk of the parts that one of these has alone, and of those that others of
+        them have too. A file with names in several parts counts where it is met first."""
+        named = Counter(part for image in images for part in image.parts)
+        seen = set[tuple[int, int]]()
+        # Lower parts first: a part that moves a folder has files of those below it.
+        parts = {part: _size(self.layers.folder / part, seen) for image in images for part in reversed(image.parts)}
+        return {
+            image.name: (
+                sum(parts[part] for part in image.parts if named[part] == 1),
+                sum(parts[part] for part in image.parts if named[part] > 1),
+            )
+            for image in images
+        }
 
     def folders(self, image: Image, kind: str) -> list[str]:
         """The `home` or `system` folders of its parts, topmost first, as paths in the layer folder."""
@@ -187,13 +226,14 @@ def _mode(path: Path) -> int:
         return 0
 
 
-def _size(folder: Path) -> int:
-    total, seen = 0, set[int]()
-    for above, _, files, here in os.fwalk(folder, follow_symlinks=False):
-        del above
+def _size(folder: Path, seen: set[tuple[int, int]]) -> int:
+    total = 0
+    for _, _, files, here in os.fwalk(folder, follow_symlinks=False):
         for name in files:
             found = os.lstat(name, dir_fd=here)
-            if found.st_ino not in seen:
-                seen.add(found.st_ino)
-                total += found.st_blocks * 512
+            if found.st_nlink > 1:
+                if (found.st_dev, found.st_ino) in seen:
+                    continue
+                seen.add((found.st_dev, found.st_ino))
+            total += found.st_blocks * 512
     return total

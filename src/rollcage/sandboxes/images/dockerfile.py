@@ -6,7 +6,6 @@ What RUN does is done by that builder, with its rights and its network: build on
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -40,11 +39,13 @@ class ImageBuilder(NamedTuple):
     """From a tag and the path of an archive to be written."""
 
 
+def _push(tag: str, to: str) -> Sequence[str]:
+    return ("push", "--disable-compression", tag, f"oci-archive:{to}")  # what is unpacked at once need not be packed
+
+
 TOOLS = (
     # chroot: in a container, where most of us are, there is no right to do more.
-    ImageBuilder(
-        "buildah", ("bud", "--isolation", "chroot", "--layers"), lambda tag, to: ("push", tag, f"oci-archive:{to}")
-    ),
+    ImageBuilder("buildah", ("bud", "--isolation", "chroot", "--layers"), _push),
     ImageBuilder("podman", ("build", "--layers"), lambda tag, to: ("save", "--format", "oci-archive", "-o", to, tag)),
     ImageBuilder("docker", ("build",), lambda tag, to: ("save", "-o", to, tag)),
 )
@@ -79,21 +80,19 @@ async def build_dockerfile(
         raise SetupError(
             f"no builder of images is installed (looked for {tried}); install one: apt-get install buildah"
         )
-    archive = provider.layers.folder.with_name(f".build-{secrets.token_hex(6)}.tar")
     # A tag of ours: whatever else is called so on this machine stays as it is.
     tag = f"localhost/rollcage/{name.lower()}"
-    try:
-        with anyio.fail_after(timeout_s):
-            file = str(context / "Dockerfile")
-            say(f"{tool.name} builds {context}")
-            await _run([tool.name, *tool.build, "-t", tag, "-f", file, str(context)], f"{file}: cannot be built", say)
-            await _run([tool.name, *tool.save(tag, str(archive))], f"{tag}: cannot be saved", say)
+    with provider.images.build_folder() as aside:
+        archive, file = aside / "image.tar", str(context / "Dockerfile")
+        try:
+            with anyio.fail_after(timeout_s):
+                say(f"{tool.name} builds {context}")
+                command = [tool.name, *tool.build, "-t", tag, "-f", file, str(context)]
+                await _run(command, f"{file}: cannot be built", say)
+                await _run([tool.name, *tool.save(tag, str(archive))], f"{tag}: cannot be saved", say)
+        except TimeoutError:
+            raise SandboxError(f"{file}: {tool.name} had not built it after {timeout_s:g} s") from None
         return await import_image(provider, name, ImageSource(path=archive), say, rebuild=rebuild)
-    except TimeoutError:
-        raise SandboxError(f"{context / 'Dockerfile'}: {tool.name} had not built it after {timeout_s:g} s") from None
-    finally:
-        with suppress(OSError):
-            archive.unlink()
 
 
 async def _run(command: Sequence[str], what: str, say: Say) -> None:

@@ -7,8 +7,12 @@ import json
 import os
 import stat
 import time
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -18,7 +22,9 @@ from rollcage.errors import SandboxError, SetupError, UsageError
 from rollcage.sandboxes.base import PATH, run
 from rollcage.sandboxes.images.build import FORMAT, Built, LayeredProvider, Say, merged
 from rollcage.sandboxes.images.catalog import PART, Image, check_name
-from rollcage.sandboxes.images.saved import CommandSettings, is_saved, opened, variables
+from rollcage.sandboxes.images.foresight import foresee_saved, foresee_system
+from rollcage.sandboxes.images.saved import CommandSettings, SavedImage, is_saved, opened, variables
+from rollcage.sandboxes.images.stacked import LayerTree, Stacked, move_out
 from rollcage.sandboxes.images.tree import Tree, copy, parts_of, unpack
 from rollcage.sandboxes.layers import Layer
 from rollcage.types import HOME, SandboxSpec, Value
@@ -33,8 +39,11 @@ _WORK = PurePosixPath(WORKDIR).name
 _PROGRAMS = ("bin", "etc", "lib", "lib64", "sbin", "usr/bin", "usr/lib", "usr/local/bin", "usr/local/lib", "usr/sbin")
 """What judges an agent's work is started from here: it cannot be a part of what the agent writes."""
 """A box has its own; what an image has in them is not taken."""
-_SETTINGS = "settings.json"
-"""In a part, beside its folders: what a saved image says of the commands that run in it."""
+_SYSTEM = "system"
+_SPENT = "spent"
+"""In a layer, beside its system: what it came to, unpacked."""
+_LAYERS_FORMAT = "layers 1"
+"""Changes whenever the same layer would give something else."""
 _NEEDED = {
     "/usr/bin/env": ["/usr/bin/env", "true"],
     "bash": ["bash", "-c", "true"],
@@ -66,44 +75,119 @@ class ImageSource(Value):
 async def import_image(
     provider: LayeredProvider, name: str, source: ImageSource, say: Say, *, rebuild: bool = False
 ) -> Built:
-    """The image of that name, imported now unless it is there already, from the same source."""
+    """The image of that name, imported now unless it is there already, from the same source. Layers of a saved image
+    are kept one by one: what another image has is not unpacked again."""
     check_name(name)
     moves = moves_of(source)
     say(f"looking at {source.path}")
-    digest = await anyio.to_thread.run_sync(_digest, source, moves)
-    if not rebuild and provider.images.made_from(name, digest):
-        async with provider.images.use(name) as image:
-            if image.recipe == digest:
-                return Built(image, False)
-
-    async def build(folder: Path) -> None:
-        say(f"copying {source.path}")
-        await anyio.to_thread.run_sync(_fill, folder, source, moves)
-
-    salt = str(time.time_ns()) if rebuild else ""
-    layer = Layer(f"{PART}_import", f"{digest}{salt}", build)
-    async with AsyncExitStack() as stack:
-        folder = await stack.enter_async_context(provider.layers.held(layer))
-        settings = _settings(folder)
-        if settings.workdir not in (None, "", "/") and not source.workdir:
-            say(f"commands of this image start in {settings.workdir}; --workdir makes that folder the workdir of tasks")
-        image = Image(
-            name=name,
-            parts=(folder.name,),
-            whole=True,
-            env=merged(variables(settings), source.env),
-            recipe=digest,
-            source=f"imported {source.path.name}",
-            created_at=time.time(),
-        )
-        try:
-            await try_out(provider, image)
-            provider.images.put(image)
-        finally:
-            await stack.aclose()
-            with anyio.CancelScope(shield=True):
-                await provider.images.prune()
+    with ExitStack() as files:
+        saved = await anyio.to_thread.run_sync(_opened, source, files, provider.layers.folder)
+        digest = await anyio.to_thread.run_sync(_digest, source, moves, saved)
+        if not rebuild and provider.images.made_from(name, digest):
+            async with provider.images.use(name) as image:
+                if image.recipe == digest:
+                    return Built(image, False)
+        importing = _Importing(provider, source, moves, say)
+        async with AsyncExitStack() as stack:
+            try:
+                if saved:
+                    parts = await importing.layers(stack, saved)
+                    settings = saved.settings
+                else:
+                    parts = await importing.system(stack, f"{digest}{time.time_ns() if rebuild else ''}")
+                    settings = CommandSettings.model_validate({})
+                if settings.workdir not in (None, "", "/") and not source.workdir:
+                    start = f"commands of this image start in {settings.workdir}"
+                    say(f"{start}; --workdir makes that folder the workdir of tasks")
+                image = Image(
+                    name=name,
+                    parts=parts,
+                    whole=True,
+                    env=merged(variables(settings), source.env),
+                    recipe=digest,
+                    source=f"imported {source.path.name}",
+                    created_at=time.time(),
+                )
+                await try_out(provider, image)
+                provider.images.put(image)
+            finally:
+                await stack.aclose()
+                with anyio.CancelScope(shield=True):
+                    await provider.images.prune()
     return Built(image, True)
+
+
+class _Importing(NamedTuple):
+    """One import: makes the parts of an image, and has them held by a stack."""
+
+    provider: LayeredProvider
+    source: ImageSource
+    moves: dict[str, str]
+    say: Say
+
+    async def system(self, stack: AsyncExitStack, key: str) -> tuple[str, ...]:
+        """One tree of files is one part."""
+
+        async def build(folder: Path) -> None:
+            await anyio.to_thread.run_sync(foresee_system, self.source.path, self.moves)
+            self.say(f"copying {self.source.path}")
+            await anyio.to_thread.run_sync(_fill, folder, self.source, self.moves)
+
+        folder = await stack.enter_async_context(self.provider.layers.held(Layer(f"{PART}_import", key, build)))
+        return (folder.name,)
+
+    async def layers(self, stack: AsyncExitStack, saved: SavedImage) -> tuple[str, ...]:
+        """A part for every layer, and one for what moves; topmost first, without those that hold nothing."""
+        left, layers = int(self.source.max_gb * (1 << 30)), self.provider.layers
+        wanted = self._named(saved)
+        there: list[Path] = []
+        with suppress(FileNotFoundError):
+            for layer in takewhile(layers.has, wanted):
+                there.append(await stack.enter_async_context(layers.hold(layers.folder_of(layer).name)) / _SYSTEM)
+        await anyio.to_thread.run_sync(foresee_saved, saved, there[::-1], self.moves)
+        below: list[Path] = []
+        for number, layer in enumerate(wanted):
+
+            async def build(folder: Path, number: int = number, limit: int = left) -> None:
+                self.say(f"unpacking layer {number + 1} of {len(wanted)}")
+                await anyio.to_thread.run_sync(_fill_layer, folder, saved, number, below, limit)
+
+            folder = await stack.enter_async_context(layers.held(replace(layer, build=build)))
+            left -= int((folder / _SPENT).read_text())
+            if left < 0:
+                raise UsageError(f"the layers of {self.source.path} come to more than --max-gb allows; raise it")
+            below.insert(0, folder / _SYSTEM)
+        systems = [each for each in below if any(each.iterdir())] or below[:1]
+        parts = tuple(each.parent.name for each in systems)
+        return (*await self._moved(stack, systems, wanted[-1].key if wanted else ""), *parts)
+
+    def _named(self, saved: SavedImage) -> list[Layer]:
+        """What a layer holds here depends on those below it, so they are part of its name."""
+
+        async def nothing(folder: Path) -> None:
+            raise AssertionError(f"{folder}: nobody said how to build it")
+
+        named, key = [], _LAYERS_FORMAT
+        for digest in saved.digests:
+            key = hashlib.sha256(f"{key}\0{digest}".encode()).hexdigest()
+            named.append(Layer(f"{PART}_layer", key, nothing))
+        return named
+
+    async def _moved(self, stack: AsyncExitStack, systems: Sequence[Path], key: str) -> tuple[str, ...]:
+        if not self.moves:
+            return ()
+
+        def fill(folder: Path) -> None:
+            (folder / _SYSTEM).mkdir()
+            for path, target in self.moves.items():
+                move_out(Stacked(systems), path, folder, target, f"{HOME}/{target}")
+
+        async def build(folder: Path) -> None:
+            await anyio.to_thread.run_sync(fill, folder)
+
+        layer = Layer(f"{PART}_moved", json.dumps([key, self.moves], sort_keys=True), build)
+        folder = await stack.enter_async_context(self.provider.layers.held(layer))
+        return (folder.name,)
 
 
 async def try_out(provider: LayeredProvider, image: Image) -> None:
@@ -148,18 +232,33 @@ def _taken(path: str) -> str | None:
     return path
 
 
+def _opened(source: ImageSource, files: ExitStack, scratch: Path) -> SavedImage | None:
+    try:
+        if not is_saved(source.path):
+            return None
+        return files.enter_context(opened(source.path, scratch, int(source.max_gb * (1 << 30))))
+    except OSError as error:
+        raise UsageError(f"{source.path}: cannot be read: {error.strerror}") from error
+
+
+def _fill_layer(folder: Path, saved: SavedImage, number: int, below: Sequence[Path], limit: int) -> None:
+    (folder / _SYSTEM).mkdir()
+    try:
+        with LayerTree(folder / _SYSTEM, below, limit=limit) as tree:
+            count = saved.unpack(number, tree, _taken, limit)
+            (folder / _SPENT).write_text(str(max(count, tree.spent)))
+    except OSError as error:
+        what = f"{error.filename or ''}: {error.strerror}"
+        raise SetupError(f"cannot import its layer {number + 1}: {what}") from error
+
+
 def _fill(folder: Path, wanted: ImageSource, moves: dict[str, str]) -> None:
-    source, limit = wanted.path, int(wanted.max_gb * (1 << 30))
-    (folder / "system").mkdir()
-    saved = is_saved(source)
+    source = wanted.path
+    (folder / _SYSTEM).mkdir()
     try:
         # This is the root of whatever a symlink in it says: one that leads to `..` must not come out beside it.
-        with Tree(folder / "system", limit=limit, layered=saved) as tree:
-            if saved:
-                with opened(source, folder / "archive", limit) as image:
-                    image.unpack(tree, _taken, limit)
-                    (folder / _SETTINGS).write_text(image.settings.model_dump_json(by_alias=True))
-            elif source.is_dir():
+        with Tree(folder / _SYSTEM, limit=int(wanted.max_gb * (1 << 30))) as tree:
+            if source.is_dir():
                 fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
                     copy(fd, tree, _taken)
@@ -174,11 +273,6 @@ def _fill(folder: Path, wanted: ImageSource, moves: dict[str, str]) -> None:
         (folder / "home").mkdir()
         for path, target in moves.items():
             _move(folder, path, target)
-
-
-def _settings(folder: Path) -> CommandSettings:
-    path = folder / _SETTINGS
-    return CommandSettings.model_validate_json(path.read_bytes() if path.exists() else b"{}")
 
 
 def _move(folder: Path, path: str, target: str) -> None:
@@ -196,9 +290,12 @@ def _move(folder: Path, path: str, target: str) -> None:
     place.symlink_to(f"{HOME}/{target}")
 
 
-def _digest(source: ImageSource, moves: dict[str, str]) -> str:
+def _digest(source: ImageSource, moves: dict[str, str], saved: SavedImage | None) -> str:
     try:
-        content = _folder_digest(source.path) if source.path.is_dir() else _file_digest(source.path)
+        if saved:
+            content = json.dumps([saved.digests, saved.settings.model_dump()])
+        else:
+            content = _folder_digest(source.path) if source.path.is_dir() else _file_digest(source.path)
     except OSError as error:
         raise UsageError(f"{source.path}: cannot be read: {error.strerror}") from error
     text = json.dumps([FORMAT, content, moves, source.env], sort_keys=True)

@@ -1,8 +1,8 @@
-"""Images as container engines save them: layers and a manifest, in an archive or a folder, laid over one another here.
+"""Images as container engines save them: layers and a manifest, in an archive or a folder.
 
 `docker save` and `podman save` write them: docker-archive, oci-archive, docker-dir, oci-dir. Nothing in them is
 trusted: names lead into the archive only, layers must be what the image's own configuration says, and whatever a layer
-writes or removes goes through `Tree`, which never leaves its folder.
+writes or removes goes through a `LayerTree`, which never leaves its folder.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -23,8 +24,9 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from rollcage.sandboxes.images.archives import entries
 from rollcage.sandboxes.images.saved_files import MOST_FILES, Archive, Counted, Folder, ImageFiles, refuse
+from rollcage.sandboxes.images.stacked import LayerTree, is_mark, remove_hidden
 from rollcage.sandboxes.images.streams import boundary, is_compressed, plain
-from rollcage.sandboxes.images.tree import Placing, Tree, parts_of, unpack
+from rollcage.sandboxes.images.tree import Placing, parts_of, unpack
 
 _DOCUMENT = 8 << 20
 """The largest manifest or configuration that is read."""
@@ -36,8 +38,6 @@ _FOLDERS = re.compile(r"blobs|blobs/\w+|[0-9a-f]{64}")
 _DOCUMENTS = frozenset(("manifest.json", "index.json", "oci-layout", "repositories"))
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-_HIDDEN = ".wh."
-_OPAQUE = ".wh..wh..opq"
 
 Shape = TypeVar("Shape")
 
@@ -102,23 +102,26 @@ class SavedImage(NamedTuple):
     """What each layer is, decompressed."""
     settings: CommandSettings
 
-    def unpack(self, tree: Tree, place: Placing, limit: int) -> None:
-        """Lay its layers over one another in a tree. `limit`: bytes they may come to, decompressed."""
+    def unpack(self, number: int, tree: LayerTree, place: Placing, limit: int) -> int:
+        """Put its layer of that number, from 0 on, into a tree over those below it; returns its bytes, decompressed.
+
+        `limit`: bytes that they may come to.
+        """
 
         def visible(path: str) -> str | None:
-            return None if any(part.startswith(_HIDDEN) for part in path.split("/")) else place(path)
+            led = None if is_mark(path) or place(path) is None else tree.place(path)
+            return None if led is None else place(led)
 
-        left = limit
-        for number, (name, digest) in enumerate(zip(self.layers, self.digests, strict=True), 1):
-            with self.files.open(name) as file, boundary(), plain(file) as stream:
-                counted = Counted(stream, left)
-                # Removals come first, wherever they stand: they are meant for the layers below and not for this one.
-                _remove_hidden(counted, tree, place, visible)
-                left -= counted.count
-                if counted.digest() != digest:
-                    refuse(f"its layer {number} is not what the image says it is: the archive is damaged")
-            with self.files.open(name) as file:
-                unpack(file, tree, visible)
+        name = self.layers[number]
+        with self.files.open(name) as file, boundary(), plain(file) as stream:
+            counted = Counted(stream, limit)
+            # Removals come first, wherever they stand: they are meant for the layers below and not for this one.
+            remove_hidden(counted, tree, place, visible)
+            if counted.digest() != self.digests[number]:
+                refuse(f"its layer {number + 1} is not what the image says it is: the archive is damaged")
+        with self.files.open(name) as file:
+            unpack(file, tree, visible)
+        return counted.count
 
 
 def is_saved(path: Path) -> bool:
@@ -141,7 +144,8 @@ def is_saved(path: Path) -> bool:
 
 @contextmanager
 def opened(path: Path, scratch: Path, limit: int) -> Iterator[SavedImage]:
-    """The image that was saved there. `scratch`: where an archive is put that must be decompressed, for that long."""
+    """The image that was saved there. `scratch`: a folder where an archive is kept that must be decompressed, without a
+    name, for that long."""
     if path.is_dir():
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -155,15 +159,12 @@ def opened(path: Path, scratch: Path, limit: int) -> Iterator[SavedImage]:
                 files = Archive(file)
             yield _described(files)
             return
-        with scratch.open("w+b") as copy:
-            try:
-                with boundary(), plain(file) as stream:
-                    shutil.copyfileobj(Counted(stream, limit), copy, _CHUNK)
-                    copy.seek(0)
-                    files = Archive(copy)
-                yield _described(files)
-            finally:
-                scratch.unlink()
+        with tempfile.TemporaryFile(dir=scratch) as copy:
+            with boundary(), plain(file) as stream:
+                shutil.copyfileobj(Counted(stream, limit), copy, _CHUNK)
+                copy.seek(0)
+                files = Archive(copy)
+            yield _described(files)
 
 
 def _described(files: ImageFiles) -> SavedImage:
@@ -259,24 +260,3 @@ def _valid(name: str, read: Callable[[], Shape]) -> Shape:
     except (ValidationError, ValueError, RecursionError) as error:
         first = str(error).splitlines()[0]
         refuse(f"{name} does not describe an image ({first})")
-
-
-def _remove_hidden(stream: Counted, tree: Tree, place: Placing, visible: Placing) -> None:
-    """Take away what a layer says is gone from those below it, and read it to its end."""
-    with entries(stream) as found:
-        for member in found:
-            path = "/".join(parts_of(member.name))
-            above, _, name = path.rpartition("/")
-            if member.isdir():
-                # A folder that takes the place of a link must, before anything is removed in it.
-                if (placed := visible(path)) is not None:
-                    tree.folder(placed, member.mode)
-            elif name == _OPAQUE:
-                if not above or place(above) is not None:
-                    tree.clear(above)
-            elif name.startswith(_HIDDEN) and not name.startswith(f"{_HIDDEN}{_HIDDEN}"):
-                path = f"{above}/{name.removeprefix(_HIDDEN)}"
-                if place("/".join(parts_of(path))) is not None:
-                    tree.remove(path)
-    while stream.read(_CHUNK):
-        pass

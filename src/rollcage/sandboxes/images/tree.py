@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO, NoReturn, Self
 
 from rollcage.errors import UsageError
 from rollcage.sandboxes.images.archives import Entries, entries
@@ -48,7 +48,7 @@ class Tree:
         self._root = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._depth = _depth(self._root)
 
-    def __enter__(self) -> Tree:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -68,6 +68,8 @@ class Tree:
             if self._layered and not stat.S_ISDIR(found.st_mode):
                 os.unlink(name, dir_fd=above)
                 os.mkdir(name, 0o755, dir_fd=above)
+                if is_whiteout(found):
+                    self.opaque(path)  # it was deleted and made again: nothing of what was in it is
                 found = os.lstat(name, dir_fd=above)
             if stat.S_ISLNK(found.st_mode):
                 return  # what it leads to was there first, as in `lib -> usr/lib`
@@ -122,20 +124,10 @@ class Tree:
         finally:
             os.close(fd)
 
-    def remove(self, path: str) -> None:
-        """Take away what has this name, if anything has: a symlink itself, a folder with all that is in it."""
-        parts = parts_of(path)
-        if parts:
-            with self._found(parts[:-1], 0) as above:
-                if above is not None:
-                    self._erase(above, parts[-1])
-
-    def clear(self, path: str) -> None:
-        """Take away everything in a folder, if there is one; what a symlink leads to is none."""
-        with self._found(parts_of(path), os.O_NOFOLLOW) as folder:
-            if folder is not None:
-                for name in os.listdir(folder):  # noqa: PTH208 (an open folder has no path)
-                    self._erase(folder, name)
+    @property
+    def spent(self) -> int:
+        """Bytes of its limit that are used up."""
+        return (self._limit or 0) - (self._left or 0)
 
     def _erase(self, above: int, name: str) -> None:
         try:
@@ -144,20 +136,6 @@ class Tree:
             pass
         except (IsADirectoryError, PermissionError):
             shutil.rmtree(name, dir_fd=above)
-
-    @contextmanager
-    def _found(self, parts: tuple[str, ...], flags: int) -> Iterator[int | None]:
-        try:
-            fd = open_in(self._root, "/" + "/".join(parts), os.O_RDONLY | os.O_DIRECTORY | flags)
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
-                raise
-            fd = -1
-        try:
-            yield fd if fd >= 0 else None
-        finally:
-            if fd >= 0:
-                os.close(fd)
 
     def _spend(self, path: str, size: int) -> None:
         if self._left is None or self._limit is None:

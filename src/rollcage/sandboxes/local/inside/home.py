@@ -299,13 +299,23 @@ def _below(stack: Stack, area: Area = _IN_HOME) -> str:
         return ":".join([*frozen, *([SKELETON, *systems] if systems else [BASE]), f"{_DISK}/none"])
     layers = [f"/layers/{number}" for number in range(stack.layers)]
     # What an image has in /root: the same folder is the home of such a box.
-    roots = [f"{folder}{ROOT_HOME}" for folder in systems if stack.rooted and _is_folder(f"{folder}{ROOT_HOME}")]
+    roots = _merged(ROOT_HOME, systems) if stack.rooted else []
     return ":".join([*frozen, *layers, *roots, f"{_DISK}/none"])
 
 
-def _is_folder(path: str) -> bool:
-    found = lstat(path)
-    return found is not None and stat.S_ISDIR(found.st_mode)
+def _merged(path: str, systems: Sequence[str]) -> list[str]:
+    """The folders of that path which overlay would merge, topmost first."""
+    found: list[str] = []
+    for place in (f"{folder}{path}" for folder in systems):
+        kind = lstat(place)
+        if kind is None:
+            continue
+        if not stat.S_ISDIR(kind.st_mode):
+            break
+        found.append(place)
+        if is_opaque(place):
+            break
+    return found
 
 
 def _judge(old: str, parts: PathParts) -> tuple[PathParts, str]:
