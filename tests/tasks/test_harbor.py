@@ -26,6 +26,7 @@ from rollcage.wiring import opened_runner
 from support.paths import ROOT
 
 FOLDERS = ROOT / "tests" / "data" / "harbor"
+SECOND_SERVER = '[[environment.mcp_servers]]\nname = "b"\ntransport = "stdio"\ncommand = "x"'
 REFUSED = {
     "needs-gpu": "gpus = 1",
     "many-services": "the services main, db",
@@ -87,7 +88,7 @@ def test_a_folder_without_what_it_needs_is_refused_by_name(tmp_path: Path, missi
         ("[environment\n", r"task.toml: is no valid TOML: .*line 1"),
         ("[environment]\ncpus = 'many'\n", r"task.toml:2: environment.cpus"),
         ("schema_version = '2.0'\n", r"task.toml:1: schema_version '2.0'"),
-        ("[agent]\nuser = 'nobody'\n", r"task.toml:2: agent.user"),
+        ("[environment]\ngpus = 1\n", r"task.toml:2: environment.gpus = 1"),
         ("[environment]\nenv = { KEY = '${SECRET}' }\n", r"task.toml:2: environment.env: .*SECRET"),
         ("[environment]\nworkdir = '/proc/x'\n", r"workdir"),
     ],
@@ -126,6 +127,27 @@ def test_names_with_spaces_and_letters_of_any_script_are_fine(tmp_path: Path) ->
     assert task.tests_tree and task.tests_tree.files == 2
 
 
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        ('transport = "sse"\nurl = "http://localhost:1/sse"', "speaks SSE"),
+        ('transport = "http"\nurl = "http://desk:8000/mcp"', "'http://desk:8000/mcp'; a box reaches itself alone"),
+        ('transport = "stdio"', "is no command"),
+        (f'transport = "http"\nurl = "http://localhost:1"\n{SECOND_SERVER}', "stands alone"),
+    ],
+)
+def test_servers_that_are_not_in_the_box_are_refused_by_name(tmp_path: Path, server: str, words: str) -> None:
+    folder = copied(tmp_path, "greeting")
+    (folder / "task.toml").write_text(f'version = "1.0"\n[[environment.mcp_servers]]\nname = "a"\n{server}\n')
+    with pytest.raises(TaskError) as refused:
+        load(folder)
+    assert words in str(refused.value) and "task.toml:2: environment.mcp_servers: 'a'" in str(refused.value)
+    (folder / "task.toml").write_text(
+        '[[environment.mcp_servers]]\nname = "a"\ntransport = "http"\nurl = "http://localhost:9/mcp"'
+    )
+    assert [each.url for each in load(folder).task.mcp_servers] == ["http://localhost:9/mcp"]
+
+
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
     return "asyncio"
@@ -147,12 +169,34 @@ async def played(runner: Runner, name: str, agent: str) -> Rollout:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    "name", ["greeting", "own-paths", "writes-system", "binary-tests", "with-env", "terminal-bench-1"]
+    "name",
+    [
+        "greeting",
+        "own-paths",
+        "writes-system",
+        "binary-tests",
+        "with-env",
+        "terminal-bench-1",
+        "other-users",
+        "healthcheck",
+        "mcp-server",
+    ],
 )
 async def test_nothing_earns_0_and_the_solution_1(runner: Runner, name: str) -> None:
     nothing, solved = await played(runner, name, "nop"), await played(runner, name, "oracle")
     assert (nothing.reward, nothing.error) == (0, None)
     assert (solved.reward, solved.error, solved.trust) == (1, None, "shared")
+
+
+@pytest.mark.anyio
+async def test_a_user_whom_nobody_knows_ends_setup(runner: Runner) -> None:
+    file = load(FOLDERS / "other-users")
+    task = file.task.model_copy(update={"verify_user": "stranger"})
+    ended = await runner.wait(
+        await runner.start(Job(task=task, model=NO_MODEL, agent=AgentSpec(name="nop"), sandbox=file.sandbox))
+    )
+    assert ended.outcome is Outcome.SETUP_FAILED and "no user 'stranger'" in (ended.error or "")
+    assert ended.blame == "task"
 
 
 @pytest.mark.anyio

@@ -47,6 +47,14 @@ async def test_opencode_works_at_the_task_s_own_paths_as_root(play: Play, model:
     assert all(turn.trainable for turn in rollout.turns)
 
 
+async def test_opencode_calls_the_tools_of_a_server_in_its_box(play: Play, model: ScriptedModel) -> None:
+    file = load(FOLDERS / "mcp-server")
+    call = ScriptedTurn(tool_calls=(ScriptedCall(name="env_stamp", arguments={"text": "paper"}),))
+    rollout = await play(file.task, endpoint=model.endpoint((call, DONE)), sandbox=file.sandbox)
+    assert (rollout.reward, rollout.error) == (1, None)
+    assert "paper is stamped" in str(rollout.turns[1].request["messages"][-1]["content"])
+
+
 async def test_turns_of_all_steps_are_numbered_through_and_counted_together(play: Play, model: ScriptedModel) -> None:
     file = load(FOLDERS / "several-steps")
     script = (bash("echo one > /app/first; touch /etc/kept; echo two > /app/second"), DONE)

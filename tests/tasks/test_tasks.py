@@ -75,6 +75,7 @@ def test_every_field_of_a_task_can_be_given(tmp_path: Path) -> None:
     task = load_task(path)
     assert load(path).environment == "fleet:ticket-desk"
     of_folders = {"tests_tree", "more_tests", "solution_tree", "collect", "verifier_box", "steps", "step_reward"}
+    of_folders |= {"agent_user", "verify_user", "mcp_servers"}
     assert set(Task.model_fields) - of_folders == task.model_fields_set
     assert (task.id, task.workdir, task.verify_in, task.limits.max_turns) == ("t1", "/home/user/project", "fresh", 3)
     assert task.solution[0].tool_calls[0].arguments == {"command": "touch x", "description": "Makes x"}

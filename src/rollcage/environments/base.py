@@ -105,12 +105,12 @@ async def ready(source: Environments, address: str, task: Task, log: Log) -> Asy
 
 
 @asynccontextmanager
-async def offered(environment: Environment | None, box: ListensInBox, log: Log) -> AsyncIterator[str]:
-    """The address, in the box, of an MCP endpoint with the environment's tools; each call goes into the log.
+async def offered(tools: Tools | None, box: ListensInBox, log: Log) -> AsyncIterator[str]:
+    """The address, in the box, of an MCP endpoint with these tools; each call goes into the log.
 
-    At the end of the block nobody listens there any more, and calls in flight are cut. Empty without an environment.
+    At the end of the block nobody listens there any more, and calls in flight are cut. Empty without tools.
     """
-    if environment is None:
+    if tools is None:
         yield ""
         return
     from rollcage.mcp.bridge import PATH, serve_tools
@@ -129,7 +129,7 @@ async def offered(environment: Environment | None, box: ListensInBox, log: Log) 
                 Suspicion(code="tool_calls_left_out", what="so many tool calls that the log keeps no more of them")
             )
 
-    async with box.listen(PORT) as sock, serve_tools(environment.tools, sock, record=record):
+    async with box.listen(PORT) as sock, serve_tools(tools, sock, record=record):
         yield f"http://127.0.0.1:{PORT}{PATH}"
 
 

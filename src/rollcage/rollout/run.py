@@ -13,6 +13,7 @@ import anyio
 from rollcage.agents.base import Agent, AgentContext, AgentExit, AsksNoModel, TaskBound
 from rollcage.agents.purposes import classifier_of
 from rollcage.environments.base import Environment, Environments, offered, ready
+from rollcage.environments.in_box import tools_for
 from rollcage.errors import (
     AgentError,
     EnvironmentFailed,
@@ -25,6 +26,7 @@ from rollcage.errors import (
     ScoringError,
     SetupError,
     StoreError,
+    UsageError,
     VerifierHung,
 )
 from rollcage.events import AgentEnded, BoxOpened, Ended, Event, Scored, StageEnded, StageStarted, TurnEnded
@@ -35,10 +37,11 @@ from rollcage.rollout.reward import combined
 from rollcage.rollout.setup import Trees, keep_trees, run_commands, stage_files, why_refused, with_uploaded_tests
 from rollcage.rollout.steps import earned_by_steps, falls_short, steps_of
 from rollcage.rollout.unseen import unseen_files
+from rollcage.rollout.users import acting_as, user_of
 from rollcage.rollout.verify import snapshot_for_verify, verify
 from rollcage.rollout.work import WorkKeeper
-from rollcage.sandboxes.base import InProcessSandbox, Provider, Sandbox
-from rollcage.types import NO_MODEL, Blame, Job, Limits, Outcome, Reward, Stage, Turn
+from rollcage.sandboxes.base import BoxUser, InProcessSandbox, Provider, Sandbox
+from rollcage.types import NO_MODEL, Blame, Job, Limits, Outcome, Reward, Stage, Task, Turn
 
 GATEWAY_PORT = 7000
 """Where the agent finds its model, in every box."""
@@ -173,6 +176,8 @@ async def _in_steps(
             await set_up(step.job, box, log, trees)
             if isinstance(deps.agent, TaskBound):
                 deps = replace(deps, agent=deps.agent.bound_to(task))
+        # Now: later, the agent may have changed who is who.
+        agents_user, judge = await users(task, box)
         async with snapshot_for_verify(step.job, box, own) as snapshot:
             before_agent.deadline = math.inf
             if step is steps[0]:
@@ -180,25 +185,27 @@ async def _in_steps(
             began, started = time.time(), time.monotonic()
             seconds = min(task.limits.agent_timeout_s, agents_s, clock.until_reserve())
             latest = anyio.current_time() + clock.until_reserve()
-            verdict, lease = await work(
-                step.job, deps, place, log, seconds=seconds, latest=latest, name=name, after=lease
-            )
+            with acting_as(box, agents_user, own_home=False):
+                verdict, lease = await work(
+                    step.job, deps, place, log, seconds=seconds, latest=latest, name=name, after=lease
+                )
             agents_s -= time.monotonic() - started
             await stages.enter(Stage.VERIFY)
             seconds = min(task.limits.verify_timeout_s, clock.until_end())
             async with unseen_files(step.job, box, own, log, since=began) as watched:
-                found = await verify(
-                    with_uploaded_tests(step.job),
-                    box,
-                    deps.provider,
-                    watched,
-                    seconds=seconds,
-                    own=own,
-                    snapshot=snapshot,
-                    keeper=deps.work,
-                    trees=trees,
-                    goes_on=step is not steps[-1],
-                )
+                with acting_as(box, judge):
+                    found = await verify(
+                        with_uploaded_tests(step.job),
+                        box,
+                        deps.provider,
+                        watched,
+                        seconds=seconds,
+                        own=own,
+                        snapshot=snapshot,
+                        keeper=deps.work,
+                        trees=trees,
+                        goes_on=step is not steps[-1],
+                    )
         if found:
             earned.append((step.name, found))
         ended = verdict if ended.outcome is Outcome.FINISHED else ended
@@ -209,6 +216,15 @@ async def _in_steps(
     if reward := combined(await judged(job, environment, clock.until_end()), own_reward):
         await log(Scored(reward=reward))
     return ended
+
+
+async def users(task: Task, box: Sandbox) -> tuple[BoxUser | None, BoxUser | None]:
+    """Whom agent and verifier see themselves as; None: as the box has it."""
+    try:
+        judge = None if task.verifier_box else await user_of(box, task.verify_user)
+        return await user_of(box, task.agent_user), judge
+    except UsageError as error:
+        raise Failure(Outcome.SETUP_FAILED, "setup_failed", str(error), blame=Blame.TASK) from error
 
 
 @asynccontextmanager
@@ -287,11 +303,13 @@ async def work(
             classify=classifier_of(deps.agent),
             after=after,
         ) as lease,
-        offered(environment, box, log) as tools_url,
+        tools_for(job.task, box, environment) as tools,
+        offered(tools, box, log) as tools_url,
     ):
         with anyio.move_on_after(max(0.0, seconds)) as scope:
             lease.on_pause = stopwatch(scope, latest)
-            context = AgentContext(lease.endpoint, tools_url)
+            own_server = next((server.url for server in job.task.mcp_servers if server.url), "")
+            context = AgentContext(lease.endpoint, tools_url or own_server)
             ending = await deps.agent.solve(
                 box, job.task.instruction, context, job.agent, workdir=job.task.workdir, emit=log
             )

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from rollcage.errors import SandboxError
 from rollcage.events import BoxOpened, Event, Suspicion
 from rollcage.rollout.setup import run_commands
+from rollcage.rollout.users import acting_as, user_of
 from rollcage.sandboxes.base import PATH, Provider, Sandbox, run
 from rollcage.sandboxes.files import NotCopied, copy_path
 from rollcage.types import Job, Stage, Task, VerifierBox
@@ -34,7 +35,8 @@ async def collect_state(job: Job, box: Sandbox, log: Log) -> None:
     """Run the task's `collect` commands where the agent worked; one that fails is told of in the log, and no error."""
     for hook in job.task.collect:
         offline = job.model_copy(update={"sandbox": job.sandbox.model_copy(update={"verify_hosts": ()})})
-        await run_commands(box, offline, (hook.command,), stage=Stage.VERIFY, log=log, seconds=hook.timeout_s)
+        with acting_as(box, await user_of(box, hook.user)):
+            await run_commands(box, offline, (hook.command,), stage=Stage.VERIFY, log=log, seconds=hook.timeout_s)
 
 
 @asynccontextmanager
@@ -61,7 +63,8 @@ async def verifiers_box(
             if links := (await _plain(box, _UNLINK, artifact.source)).splitlines():
                 what = "a link that leads out of the artifact it is in; it was removed"
                 await log(Suspicion(code="link_outside", what=what, paths=tuple(links[:20])))
-        yield box, job.model_copy(update={"sandbox": spec, "task": _judged_there(task, own)})
+        with acting_as(box, await user_of(box, task.verify_user)):
+            yield box, job.model_copy(update={"sandbox": spec, "task": _judged_there(task, own)})
 
 
 def _judged_there(task: Task, own: VerifierBox) -> Task:

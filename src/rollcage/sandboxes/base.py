@@ -166,6 +166,24 @@ class Separable(Protocol):
         """
 
 
+class BoxUser(NamedTuple):
+    """Whom commands see themselves as. Outside, and for what they may do, all of a box are one ordinary user."""
+
+    uid: int
+    gid: int
+    name: str
+    home: str = ""
+    """Empty: the box's own."""
+
+
+@runtime_checkable
+class ActsAs(Protocol):
+    """A box whose commands can look like another user to themselves."""
+
+    def act_as(self, user: BoxUser | None) -> BoxUser | None:
+        """Commands from now on; None: as the box has it. Returns whom they looked like before."""
+
+
 class Connection(Protocol):
     """Two streams to something in a box."""
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -38,6 +39,7 @@ _WORKDIR = "/app"
 _CANARY = re.compile(r"^\s*(<!--|#|//)?.*\bcanary\b.*$", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _ROOT = (None, "", "root", 0, "0")
+_HERE = ("localhost", "127.0.0.1", "main")
 _STEP_NAME = re.compile(r"(?!\.{1,2}$)[^/\x00-\x1f]{1,200}")
 _VERIFY_S = 600.0
 _ARTIFACTS = "/logs/artifacts"
@@ -134,7 +136,12 @@ class _Reader:
             "verify": ("chmod +x /tests/test.sh && { /tests/test.sh; exit 0; }",),
             "reward_from": "harbor",
             "verify_env": self._values("verifier.env", given),
-            "collect": tuple({"command": each.command, "timeout_s": each.timeout_sec} for each in collect),
+            "collect": tuple(
+                {"command": each.command, "timeout_s": each.timeout_sec, "user": _user(each.user)} for each in collect
+            ),
+            "agent_user": _user((step.agent.user if step else None) or config.agent.user),
+            "verify_user": _user((step.verifier.user if step else None) or config.verifier.user),
+            "mcp_servers": self._servers(config.environment),
             "limits": limits,
             **self._judge(config, step, below),
         }
@@ -190,6 +197,26 @@ class _Reader:
             "cpus": resources.cpus,
             "artifacts": self._artifacts([*config.artifacts, *(step.artifacts if step else ())]),
         }
+
+    def _servers(self, environment: HarborEnvironment) -> tuple[JsonObject, ...]:
+        """What runs in the box itself; what would run beside it, or needs a network, is refused."""
+        found: list[JsonObject] = []
+        by_address = [server for server in environment.mcp_servers if server.transport != "stdio"]
+        for server in environment.mcp_servers:
+            what, why = f"environment.mcp_servers: {server.name!r}", ""
+            if server.transport == "stdio":
+                why = "" if server.command else "is no command"
+            elif server.transport == "sse":
+                why = "speaks SSE, which MCP has given up; use streamable-http or stdio"
+            elif urlsplit(server.url or "").hostname not in _HERE:
+                why = f"is at {server.url!r}; a box reaches itself alone, and nothing runs beside it"
+            elif by_address[1:] or len(environment.mcp_servers) > 1:
+                why = "is at an address, beside other servers; one at an address stands alone"
+            if why:
+                self._problems.append(f"{self._at('environment.mcp_servers')}: {what} {why}")
+            found.append({"name": server.name, "command": server.command or "", "args": tuple(server.args)})
+            found[-1]["url"] = "" if server.transport == "stdio" else server.url or ""
+        return tuple(found)
 
     def _artifacts(self, given: Sequence[str | ArtifactTable]) -> tuple[JsonObject, ...]:
         found: dict[str, JsonObject] = {_ARTIFACTS: {"source": _ARTIFACTS}}
@@ -281,20 +308,14 @@ class _Reader:
         known = version is None or re.fullmatch(r"1(\.[0-4])?", str(version))
         wrong = {
             f"schema_version {version!r} is not known here; 1.0 to 1.4 are": not known,
-            "environment.mcp_servers: servers beside the box are not started here": bool(environment.mcp_servers),
         }
         verifiers = {"verifier": verifier, **{f"steps.{step.name}.verifier": step.verifier for step in config.steps}}
-        agents = {"agent": config.agent, **{f"steps.{step.name}.agent": step.agent for step in config.steps}}
-        users = {name: each.user for tables in (agents, verifiers) for name, each in tables.items()}
-        for name, user in users.items():
-            wrong[f"{name}.user = {user!r}: a box has one user, who is root in it"] = user not in _ROOT
         for name, table in verifiers.items():
             wrong[f"{name}.environment goes with environment_mode = separate, which is not said"] = (
                 table.environment is not None and not table.separate
             )
             for hook in table.collect:
                 wrong[f"{name}.collect: of the service {hook.service!r}; one box is one"] = hook.service != "main"
-                wrong[f"{name}.collect: user = {hook.user!r}: a box has one user"] = hook.user not in _ROOT
         boxes = {f"{name}.environment": table.environment for name, table in verifiers.items()}
         for name, box in {"environment": environment, **boxes}.items():
             wrong |= _beyond_a_box(name, box) if box else {}
@@ -384,6 +405,10 @@ class _Reader:
             elif words and words[0].upper() == "FROM":
                 found = "/root"
         return found if found != "/" else "/root"
+
+
+def _user(given: str | int | None) -> str:
+    return "" if given in _ROOT else str(given)
 
 
 def _solving(env: Mapping[str, str]) -> str:

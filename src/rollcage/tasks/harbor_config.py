@@ -28,6 +28,16 @@ class Healthcheck(Table):
     retries: int = Field(default=3, ge=0)
 
 
+class McpTable(Table):
+    """`[[environment.mcp_servers]]`."""
+
+    name: str = Field(min_length=1, max_length=64)
+    transport: Literal["sse", "streamable-http", "http", "stdio"] = "sse"
+    url: str | None = None
+    command: str | None = None
+    args: list[str] = []
+
+
 class HarborEnvironment(Table):
     """`[environment]`."""
 
@@ -42,7 +52,7 @@ class HarborEnvironment(Table):
     gpus: int | None = 0
     gpu_types: list[str] | None = None
     tpu: object = None
-    mcp_servers: list[JsonObject] = []
+    mcp_servers: list[McpTable] = []
     env: dict[str, str] = {}
     skills_dir: str | None = None
     healthcheck: Healthcheck | None = None

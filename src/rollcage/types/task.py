@@ -187,6 +187,19 @@ class Collect(Value):
 
     command: str
     timeout_s: float = Field(default=60, gt=0)
+    user: str = ""
+    """Whom it sees itself as; empty: root."""
+
+
+class McpServer(Value):
+    """An MCP server that a task brings along: a command in its box, or an address there where one listens."""
+
+    name: str
+    command: str = ""
+    """Started in the box for as long as the agent works; it speaks on its standard streams."""
+    args: tuple[str, ...] = ()
+    url: str = ""
+    """Where one listens in the box, by streamable HTTP; the agent is sent there itself."""
 
 
 class VerifierBox(Value):
@@ -281,6 +294,13 @@ class Task(Value):
     """Files of the solution: staged in a folder `solution` beside the tests' own when the agent `oracle` works."""
     collect: tuple[Collect, ...] = ()
     """What is done in the agent's box after the agent, before anything is judged."""
+    agent_user: str = ""
+    """Whom the agent's commands see themselves as, by name or number, in boxes whose system can be written.
+    Empty: root."""
+    verify_user: str = ""
+    """The same for verify commands."""
+    mcp_servers: tuple[McpServer, ...] = ()
+    """MCP servers in the box, whose tools the agent is offered."""
     verifier_box: VerifierBox | None = None
     """The verifier's own box. None: it judges where the agent worked, or as `verify_in` says."""
     steps: tuple[Step, ...] = ()

@@ -15,7 +15,7 @@ import anyio
 
 from rollcage.errors import SandboxError, SandboxLost
 from rollcage.sandboxes import launcher, seccomp
-from rollcage.sandboxes.base import Separation
+from rollcage.sandboxes.base import BoxUser, Separation
 from rollcage.sandboxes.box_rpc import (
     BoxReply,
     RequestRefused,
@@ -107,6 +107,7 @@ class LocalBox:
         self._divided = False
         self._live: list[str] | None = None
         """Where the judge's commands leave something to each other, in a divided box."""
+        self._acts_as: BoxUser | None = None
         self._looking: asyncio.Task[None] | None = None
         self._most = self._spec.disk_mb << 20
 
@@ -130,10 +131,20 @@ class LocalBox:
         inherit_image_env: bool = True,
     ) -> AsyncIterator[LocalProcess]:
         """Start a command in fresh namespaces; it and everything it started are dead when the block is left."""
-        own = {**_ROOTS_OWN, **(env or {})} if self._rooted else env
+        own = {**self._users_own(), **(env or {})} if self._rooted else env
         environment = environment_of(self.image_env, own, inherit=inherit_image_env)
         async with self.running(argv, environment, cwd, Side()) as process:
             yield process
+
+    def act_as(self, user: BoxUser | None) -> BoxUser | None:
+        """Whom commands see themselves as from now on; None: as the box has it. Returns whom before."""
+        before, self._acts_as = self._acts_as, user
+        return before
+
+    def _users_own(self) -> dict[str, str]:
+        if (user := self._acts_as) is None:
+            return _ROOTS_OWN
+        return {"HOME": user.home or _ROOTS_OWN["HOME"], "USER": user.name, "LOGNAME": user.name}
 
     @asynccontextmanager
     async def running(
@@ -308,6 +319,8 @@ class LocalBox:
         locale = [f"{name}={value}" for name, value in env.items() if name.startswith(_LOCALE)]
         others = {name: value for name, value in env.items() if not name.startswith(_LOCALE)}
         who = _AS_ROOT if self._rooted else _AS_USER
+        if self._acts_as:
+            who = ("--uid", str(self._acts_as.uid), "--gid", str(self._acts_as.gid))
         options = [*_BWRAP, *who, *(word for name, value in others.items() for word in ("--setenv", name, value))]
         if not side.network:
             options.append("--unshare-net")

@@ -1,0 +1,2 @@
+#!/bin/bash
+printf "paper stamped" > /app/stamped
