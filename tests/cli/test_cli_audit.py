@@ -45,6 +45,34 @@ def test_an_audit_says_what_is_wrong_what_to_do_and_fails(home: Path) -> None:
     assert "\x1b" not in ended.stdout, "plain where nobody watches"
 
 
+def test_many_tasks_are_one_line_each_a_summary_and_go_on_where_they_were(home: Path) -> None:
+    lines = [{"id": f"t{number}", "instruction": "x", "verify": ["test -e x"]} for number in range(3)]
+    lines[0]["solution_script"] = lines[1]["solution_script"] = "touch x"
+    lines[1]["verify"] = ["true"]
+    lines[2] |= {"sandbox": {"template": "nowhere"}}
+    (home / "many.jsonl").write_text("\n".join([*map(json.dumps, lines), "{"]))
+    command = ("audit", "many.jsonl", "--only", "empty", "--repeat", "1", "--report", "found.jsonl")
+    ended = rollcage(home, *command)
+    assert ended.returncode == 1, ended.stderr
+    by_task = {line.split()[1]: line for line in ended.stdout.splitlines() if line[:4].strip()}
+    assert "sound" in by_task["t0"] and "nothing 0.0" in by_task["t0"] and "reference 1.0" in by_task["t0"]
+    assert "pays_for_nothing" in by_task["t1"] and "no image 'nowhere'" in by_task["t2"]
+    assert "many.jsonl:4" in by_task["many-4"] and "valid JSON" in by_task["many-4"]
+    assert ended.stdout.splitlines()[-1].startswith("4 tasks: 1 sound, 1 with problems (pays_for_nothing 1")
+    assert ended.stdout.splitlines()[-1].endswith("2 cannot run")
+    tried = len(json.loads(rollcage(home, "ls", "--json").stdout))
+    found = (home / "found.jsonl").read_text().splitlines()
+    assert len(found) == 2
+    # Stopped in the middle of its second report, it tries that task again, and no other.
+    (home / "found.jsonl").write_text(found[0] + "\n" + found[1][:40])
+    again = rollcage(home, *command)
+    assert sorted(again.stdout.splitlines()) == sorted(ended.stdout.splitlines())
+    assert tried < len(json.loads(rollcage(home, "ls", "--json").stdout)) < 2 * tried
+    details = rollcage(home, *command, "--details").stdout
+    assert "the agent does nothing" in details and "4 tasks" in details
+    assert tried < len(json.loads(rollcage(home, "ls", "--json").stdout)) < 2 * tried, "nothing more was tried"
+
+
 def test_an_audit_is_one_json_document(home: Path) -> None:
     ended = rollcage(home, "audit", "sound.toml", "--only", "always_true", "--only", "empty", "--json")
     report = json.loads(ended.stdout)

@@ -20,6 +20,7 @@ from rollcage.settings import Settings
 from rollcage.store import Store
 from rollcage.tasks import load, open_source
 from rollcage.tasks.cheats import cheats_for
+from rollcage.tasks.harbor import strip_canary
 from rollcage.tasks.trees import tree_of
 from rollcage.types import NO_MODEL, AgentSpec, Job, Outcome
 from rollcage.wiring import opened_runner
@@ -58,6 +59,12 @@ def test_fields_come_to_what_a_task_has() -> None:
     old = load(FOLDERS / "terminal-bench-1").task
     assert old.instruction == "Make the file /app/old." and old.limits.agent_timeout_s == 90
     assert any("shade, environment.weather" in notice for notice in load(FOLDERS / "unknown-fields").notices)
+
+
+def test_only_comments_that_mark_a_public_task_are_left_out_of_its_instruction() -> None:
+    marks = "<!-- a canary 12-34 -->\n# canary GUID 56\n\n"
+    assert strip_canary(f"{marks}Keep a canary.\n# canary of the text\n") == "Keep a canary.\n# canary of the text\n"
+    assert strip_canary("The canary sings.\n") == "The canary sings.\n"
 
 
 def test_the_log_has_digests_of_files_and_not_the_files() -> None:

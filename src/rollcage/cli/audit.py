@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from rollcage.cli import codes
 from rollcage.cli.options import JSON, reward
+from rollcage.errors import TaskError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,10 +21,12 @@ if TYPE_CHECKING:
     from rollcage.events import Rollout
     from rollcage.runner import Runner
     from rollcage.settings import Settings
-    from rollcage.tasks import TaskFile
+    from rollcage.tasks import SourcedTask, TaskFile
     from rollcage.tasks.audit import AuditReport, Probe, Probed
     from rollcage.types import Job
 
+_UNFINISHED = ("aborted", "crashed", "internal_error")
+"""Tries that say nothing of the task: they are made again."""
 LEAST_VERIFY_S = 60.0
 """A hostile try gets at least so much time to be verified; otherwise a few times what the reference took."""
 
@@ -33,6 +40,13 @@ LEAST_VERIFY_S = 60.0
 @click.option("--at-once", type=click.IntRange(1, 256), default=4, show_default=True, help="Rollouts at a time.")
 @click.option("--sandbox", metavar="NAME", help="The kind of box, instead of the task's.")
 @click.option("--only", multiple=True, metavar="NAME", help="Try only this broken work or cheat; may be repeated.")
+@click.option(
+    "--report",
+    metavar="FILE",
+    type=click.Path(),
+    help="Add each report as a line of JSON; what it has is not tried again.",
+)
+@click.option("--details", is_flag=True, help="All tries of each task, also where a source has many.")
 @click.option("--strict", is_flag=True, help="Advice makes the audit fail, too: shared trust, no reference solution.")
 @JSON
 def audit(
@@ -42,6 +56,8 @@ def audit(
     at_once: int,
     sandbox: str | None,
     only: tuple[str, ...],
+    report: str | None,
+    details: bool,
     strict: bool,
     as_json: bool,
 ) -> int:
@@ -51,32 +67,29 @@ def audit(
     everything and always, broken work a reward that is low and never none, and none of a library of cheats anything. No
     model is asked. Every try is a rollout in your log, in the group `audit:TASK`. Exit code 1: there are problems.
 
+    A task is a file, a Harbor folder, or a source of many (as `rollcage tasks ls` reads them): then each is one line,
+    and a summary comes at the end. With --report an audit that was stopped goes on where it was.
+
     \b
     Examples:
       rollcage audit examples/paginate.toml
       rollcage audit tasks/*.toml --json | jq '.tasks[] | select(.findings != [])'
+      rollcage audit DATASET.jsonl --report audit.jsonl --at-once 16
     """
     import anyio
 
     from rollcage.cli.output import environment
-    from rollcage.jobs import task_file
-
-    paths = [path for name in tasks for path in _paths(name)]
-    files = [task_file(path, {"sandbox": sandbox}) for path in paths]
-    options = AuditOptions(repeat, floor, at_once, strict, frozenset(only))
-    return anyio.run(_audit, environment(), files, options, as_json, backend_options={"use_uvloop": True})
-
-
-def _paths(name: str) -> list[str]:
-    """The tasks in a folder of them; else what is named itself."""
-    from pathlib import Path
-
     from rollcage.tasks import open_source
-    from rollcage.tasks.harbor import is_folder_task
 
-    if not Path(name).is_dir() or is_folder_task(Path(name)):
-        return [name]
-    return [task.where for task in open_source(name)]
+    sources = [[*open_source(name)] for name in tasks]
+    for source in sources:
+        if len(source) == 1 and source[0].file is None:
+            raise TaskError(source[0].problem)
+    found = [task for source in sources for task in source]
+    options = AuditOptions(repeat, floor, at_once, strict, frozenset(only), sandbox)
+    screen = AuditScreen(details or all(len(source) == 1 for source in sources), as_json)
+    kept = Path(report) if report else None
+    return anyio.run(_audit, environment(), found, options, screen, kept, backend_options={"use_uvloop": True})
 
 
 class AuditOptions(NamedTuple):
@@ -91,36 +104,115 @@ class AuditOptions(NamedTuple):
     """Whether advice makes it fail, too."""
     only: frozenset[str] = frozenset()
     """Only these of the broken works and cheats; none named means all."""
+    sandbox: str | None = None
+    """The kind of box, instead of the task's."""
+
+    def key(self, digest: str) -> str:
+        """What a report is of: the same task, tried in the same way, need not be tried again."""
+        tried = [digest, self.repeat, self.floor, sorted(self.only), self.sandbox]
+        return hashlib.sha256(json.dumps(tried).encode()).hexdigest()[:24]
 
 
-async def _audit(settings: Settings, files: Sequence[TaskFile], options: AuditOptions, as_json: bool) -> int:
+class AuditScreen(NamedTuple):
+    """How an audit is shown."""
+
+    details: bool
+    as_json: bool
+
+
+async def _audit(
+    settings: Settings, tasks: Sequence[SourcedTask], options: AuditOptions, how: AuditScreen, kept: Path | None
+) -> int:
     import sys
 
+    import anyio
+
+    from rollcage.cli.audit_report import Shown
     from rollcage.cli.interrupts import stoppable
     from rollcage.cli.output import write_json
     from rollcage.cli.screen import screen
     from rollcage.store import Store
-    from rollcage.wiring import opened_runner
+    from rollcage.wiring import opened_runner, provider
 
-    console, aside = screen(settings), screen(settings, file=sys.stderr)
+    shown = Shown(None if how.as_json else screen(settings), details=how.details)
+    aside = screen(settings, file=sys.stderr)
+    images = provider(settings).images
+    files = [_prepared(task, options, images.has) for task in tasks]
+    before = _read_reports(kept)
 
     async def work() -> int:
-        reports: list[AuditReport] = []
         async with (
             Store.open(settings.log_path) as store,
             opened_runner(settings, store, at_once=options.at_once) as runner,
+            anyio.create_task_group() as group,
         ):
-            for file in files:
-                reports.append(await audited(runner, file, options, _progress(aside, file)))
-                if not as_json:
-                    show(console, reports[-1])
+            places = anyio.Semaphore(options.at_once)
+
+            async def one(number: int, task: SourcedTask, file: TaskFile) -> None:
+                async with places:
+                    key = options.key(task.digest)
+                    report = before.get(key)
+                    if report is None:
+                        report = await audited(runner, file, options, _progress(aside, file))
+                        _keep(kept, key, report)
+                    shown.put(number, report)
+
+            for number, (task, file) in enumerate(zip(tasks, files, strict=True)):
+                if isinstance(file, str):
+                    shown.put(number, unreadable(task, file))
+                else:
+                    group.start_soon(one, number, task, file)
+        reports = shown.end()
         failed = any(report.findings if options.strict else report.problems for report in reports)
-        if as_json:
-            tasks = [{**report.model_dump(mode="json"), "ok": not report.problems} for report in reports]
-            write_json({"ok": not failed, "tasks": tasks})
+        if how.as_json:
+            tasks_found = [{**report.model_dump(mode="json"), "ok": not report.problems} for report in reports]
+            write_json({"ok": not failed, "tasks": tasks_found})
         return codes.BROKEN if failed else codes.OK
 
     return await stoppable(work)
+
+
+def _prepared(task: SourcedTask, options: AuditOptions, has_image: Callable[[str], bool]) -> TaskFile | str:
+    """The task as it is tried, or why it cannot be."""
+    from rollcage.jobs import with_arguments
+
+    why = task.why_not(has_image)
+    if task.file is None or why:
+        return why
+    try:
+        return with_arguments(task.file, {"sandbox": options.sandbox})
+    except UsageError as error:
+        return str(error)
+
+
+def unreadable(task: SourcedTask, why: str) -> AuditReport:
+    """A task that was not tried at all."""
+    from rollcage.tasks.audit import AuditFinding, AuditReport
+
+    finding = AuditFinding(kind="cannot_run", what=why, remedy="mend the task, or leave it out")
+    return AuditReport(task_id=task.id, path=task.where, findings=(finding,))
+
+
+def _read_reports(kept: Path | None) -> dict[str, AuditReport]:
+    """What an earlier audit found, by what it is of; a line that was cut short is not there."""
+    from pydantic import ValidationError
+
+    from rollcage.tasks.audit import AuditReport
+
+    found: dict[str, AuditReport] = {}
+    for line in kept.read_text().splitlines() if kept and kept.exists() else ():
+        with suppress(ValueError, KeyError, TypeError, ValidationError):
+            data = json.loads(line)
+            found[data["key"]] = AuditReport.model_validate(data["report"])
+    return found
+
+
+def _keep(kept: Path | None, key: str, report: AuditReport) -> None:
+    if kept is None or any(probe.outcome in _UNFINISHED for probe in report.probes):
+        return
+    whole = not kept.exists() or kept.read_bytes()[-1:] in (b"", b"\n")
+    with kept.open("a") as file:
+        file.write(("" if whole else "\n") + json.dumps({"key": key, "report": report.model_dump(mode="json")}) + "\n")
 
 
 def _progress(aside: Screen, file: TaskFile) -> Callable[[int, int, str], None]:
@@ -224,43 +316,3 @@ def _probed(probe: Probe, rollout: Rollout) -> Probed:
         rollout_id=rollout.id,
         seconds=rollout.timings.get("total", 0.0),
     )
-
-
-def show(console: Screen, report: AuditReport) -> None:
-    """The report for people: a table of what was tried, then what is wrong and what to do about it."""
-    from rich.console import RenderableType
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    from rollcage.cli.screen import marks_for
-    from rollcage.cli.text import one_line, reward_text
-
-    marks = marks_for(console)
-    wrong = {finding.probe for finding in report.problems}
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("", width=1)
-    table.add_column("tried", no_wrap=True)
-    table.add_column("reward", justify="right")
-    table.add_column("what")
-    for each in report.probes:
-        bad = each.probe.name in wrong or (each.probe.kind == "reference" and "reference" in wrong)
-        mark = Text(marks.bad, style="red") if bad else Text(marks.good, style="green")
-        earned = "none" if each.reward is None else reward_text(each.reward)
-        what = Text(each.probe.what, style="dim")
-        table.add_row(mark, each.probe.name, Text(earned, style="red" if bad else ""), what)
-    count = len(report.problems)
-    verdict = (f"{count} problem{'s' * (count > 1)}", "bold red") if count else ("sound", "bold green")
-    head = Text.assemble((one_line(report.task_id or report.path, 80), "bold"), "  ", verdict)
-    head.append(f"  trust: {report.trust or 'none'}", style="dim")
-    lines: list[RenderableType] = [head, Padding(table, (0, 0, 0, 2), expand=False)]
-    if report.proxied_fits is not None:
-        fits = 'fit these tests: say `isolation = "proxied"`' if report.proxied_fits else "do not fit these tests"
-        lines.append(Text(f"  proxied checks {fits}", style="dim"))
-    for finding in report.findings:
-        style = "red" if finding.level == "problem" else "yellow"
-        words = Text.assemble((f"{finding.kind}: ", style), one_line(finding.what, 600))
-        where = f"  (rollcage show {finding.rollout_id})" if finding.rollout_id else ""
-        lines.append(Padding(words, (0, 0, 0, 2)))
-        lines.append(Padding(Text(f"{finding.remedy}{where}", style="dim"), (0, 0, 0, 4)))
-    console.put([*lines, Text("")])

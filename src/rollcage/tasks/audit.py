@@ -46,7 +46,14 @@ class AuditFinding(Value):
     """Something that is wrong with a task, or could be better."""
 
     kind: Literal[
-        "pays_for_nothing", "cheat_pays", "no_reward", "reference_fails", "flaky", "no_reference", "shared_trust"
+        "pays_for_nothing",
+        "cheat_pays",
+        "no_reward",
+        "reference_fails",
+        "flaky",
+        "no_reference",
+        "shared_trust",
+        "cannot_run",
     ]
     level: Literal["problem", "advice"] = "problem"
     """Problems make the audit fail."""

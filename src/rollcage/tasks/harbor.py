@@ -36,7 +36,7 @@ NAME = "harbor"
 DISK_MB = 2048
 """What may be written in the box, unless the task says."""
 _WORKDIR = "/app"
-_CANARY = re.compile(r"^\s*(<!--|#|//)?.*\bcanary\b.*$", re.IGNORECASE)
+_CANARY = re.compile(r"\s*(<!--.*\bcanary\b.*-->|#.*\bcanary\b.*)\s*", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _ROOT = (None, "", "root", 0, "0")
 _HERE = ("localhost", "127.0.0.1", "main")
@@ -79,7 +79,7 @@ def template_of(image: str) -> str:
 def strip_canary(text: str) -> str:
     """An instruction without the lines at its start that mark a public task: they are not for the agent."""
     lines = text.split("\n")
-    while lines and (not lines[0].strip() or _CANARY.match(lines[0])):
+    while lines and (not lines[0].strip() or _CANARY.fullmatch(lines[0])):
         lines.pop(0)
     return "\n".join(lines)
 

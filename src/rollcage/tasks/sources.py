@@ -1,4 +1,5 @@
-"""Where many tasks come from: one `TaskSource` for a file, a folder, a JSON lines file. Nothing runs here."""
+"""Where many tasks come from: one `TaskSource` for a file, a folder, a JSON lines file (and, in `datasets`, for
+what others publish). Nothing runs here."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from rollcage.types import SandboxSpec, Value
 
 SUFFIXES = (".toml", ".json")
 """What task files end in."""
+_NOTHING = "no such file or folder"
 
 
 class SourcedTask(Value):
@@ -136,28 +138,45 @@ def open_source(name: str | Path) -> TaskSource:
     """The source of that name; UsageError where there is none. It is looked at, and no task of it read yet."""
     path = Path(name)
     try:
-        if path.is_dir() and is_folder_task(path):
-            return FileSource(path)
-        if path.is_dir():
-            source = FolderSource(path)
-            if any(_is_task(each) for each in path.iterdir()):
-                return source
-            what = f"no task file ({' or '.join(SUFFIXES)}) and no task folder in this folder"
-        elif path.suffix == ".jsonl" and path.is_file():
-            return LinesSource(path)
-        elif path.is_file() or path.suffix in SUFFIXES:
-            return FileSource(path)
-        else:
-            what = "no such file or folder"
+        if found := _source(path):
+            return found
+        what = "no task file (.toml or .json) and no task folder in this folder" if path.is_dir() else _NOTHING
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
     raise UsageError(
-        f"{name}: {what}", remedy="name a task file or folder, a folder of them, or a .jsonl file of tasks"
+        f"{name}: {what}",
+        remedy="name a task file or folder, a folder of them, a .jsonl, .parquet or .arrow file of tasks, "
+        "a TOML file that maps columns, or a registry.json",
     )
 
 
+def _source(path: Path) -> TaskSource | None:
+    from rollcage.tasks.datasets import RegistrySource, RowsSource, is_registry, is_rows, mapping_of, saved_dataset
+
+    if path.is_dir():
+        if is_folder_task(path):
+            return FileSource(path)
+        if saved_dataset(path):
+            return RowsSource(path)
+        return FolderSource(path) if any(_is_task(each) for each in path.iterdir()) else None
+    file, _, wanted = str(path).partition("#")
+    if file.endswith(".json") and Path(file).is_file() and is_registry(Path(file)):
+        return RegistrySource(Path(file), wanted)
+    if path.suffix == ".jsonl" and path.is_file():
+        return LinesSource(path)
+    if is_rows(path):
+        return RowsSource(path)
+    if mapping := mapping_of(path):
+        return RowsSource(path, mapping)
+    return FileSource(path) if path.is_file() or path.suffix in SUFFIXES else None
+
+
 def _is_task(path: Path) -> bool:
-    return (path.suffix in SUFFIXES and path.is_file()) or is_folder_task(path)
+    from rollcage.tasks.datasets import is_registry
+
+    if path.suffix in SUFFIXES and path.is_file():
+        return path.suffix != ".json" or not is_registry(path)
+    return is_folder_task(path)
 
 
 def sourced(name: str, where: str, read: Callable[[], TaskFile]) -> SourcedTask:
