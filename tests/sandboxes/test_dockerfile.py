@@ -50,6 +50,20 @@ async def test_a_build_that_fails_shows_its_last_lines(
     assert not provider.images.names() and not list(provider.layers.folder.parent.glob(".build-*"))
 
 
+async def test_a_build_that_fails_names_the_line_that_it_was_at(
+    provider: LocalProvider, context: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (context / "Dockerfile").write_text(
+        "FROM scratch\n\nRUN apt-get update && \\\n  apt-get install -y none\nWORKDIR /app\n"
+    )
+    pretending(
+        monkeypatch, "echo 'STEP 1/3: FROM scratch'; echo 'STEP 2/3: RUN apt-get update &&   apt-get install'; exit 1"
+    )
+    with pytest.raises(SandboxError, match=r"Dockerfile:3: cannot be built"):
+        await build_dockerfile(provider, "x", context, silent)
+    assert list(provider.images.builds.iterdir()) == [], "nothing is left of it"
+
+
 async def test_a_build_that_hangs_is_killed(
     provider: LocalProvider, context: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

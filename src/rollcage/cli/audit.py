@@ -46,6 +46,7 @@ LEAST_VERIFY_S = 60.0
     type=click.Path(),
     help="Add each report as a line of JSON; what it has is not tried again.",
 )
+@click.option("--build", "build_image", is_flag=True, help="Build the images of task folders first, where missing.")
 @click.option("--details", is_flag=True, help="All tries of each task, also where a source has many.")
 @click.option("--strict", is_flag=True, help="Advice makes the audit fail, too: shared trust, no reference solution.")
 @JSON
@@ -57,6 +58,7 @@ def audit(
     sandbox: str | None,
     only: tuple[str, ...],
     report: str | None,
+    build_image: bool,
     details: bool,
     strict: bool,
     as_json: bool,
@@ -86,6 +88,10 @@ def audit(
         if len(source) == 1 and source[0].file is None:
             raise TaskError(source[0].problem)
     found = [task for source in sources for task in source]
+    if build_image:
+        from rollcage.cli.image import build_missing
+
+        anyio.run(build_missing, environment(), [task.file for task in found if task.file])
     options = AuditOptions(repeat, floor, at_once, strict, frozenset(only), sandbox)
     screen = AuditScreen(details or all(len(source) == 1 for source in sources), as_json)
     kept = Path(report) if report else None

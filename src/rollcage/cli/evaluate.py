@@ -41,8 +41,11 @@ OUT = click.option("-o", "--output", metavar="FILE", help="Write it to this file
 @click.option("--max-time", type=seconds, metavar="SECONDS", help="Stop everything after so long.")
 @click.option("--budget", type=click.FloatRange(0), help="Begin nothing once it cost so much (prices.toml).")
 @click.option("--patience", type=seconds, metavar="SECONDS", default=600.0, help="Wait so long for an absent model.")
+@click.option("--build", "build_image", is_flag=True, help="Build the images of task folders first, where missing.")
 @all_of(REQUIRE, OUT, REPLICAS, RAY, OTLP, JSON)
-def evaluate(sources: tuple[str, ...], resume: str, as_json: bool, output: str | None, **options: Any) -> int:
+def evaluate(
+    sources: tuple[str, ...], resume: str, as_json: bool, output: str | None, build_image: bool, **options: Any
+) -> int:
     """Run whole task sets, on one model or several.
 
     Every task x model x agent is run -n times.
@@ -91,6 +94,11 @@ def evaluate(sources: tuple[str, ...], resume: str, as_json: bool, output: str |
         limits=limits,
         accept_changes=own["accept_changes"],
     )
+    if build_image:
+        from rollcage.cli.image import build_missing
+        from rollcage.tasks import open_source
+
+        anyio.run(build_missing, settings, [task.file for name in sources for task in open_source(name) if task.file])
     how = (bool(resume), as_json, output, require, cluster)
     return anyio.run(_evaluate, settings, asked, how, backend_options={"use_uvloop": True})
 

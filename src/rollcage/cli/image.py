@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rollcage.sandboxes.images.build import Built, Recipe, Say
     from rollcage.sandboxes.images.catalog import Image, ImageStore
     from rollcage.sandboxes.local.provider import LocalProvider
+    from rollcage.settings import Settings
+    from rollcage.tasks import TaskFile
     from rollcage.types import JsonObject
 
 ENV = click.option(
@@ -59,7 +61,7 @@ def build(name: str, as_json: bool, **options: Any) -> int:
     The same commands on the same base are not run again. pip and npm -g install below home; programs there are found
     by name in every later box of the image.
 
-    The folder of a task in Harbor's format stands for its Dockerfile: buildah, podman or docker builds that, and the
+    The folder of a task in Harbor's format stands for its Dockerfiles: buildah, podman or docker builds them, and each
     image is named by its content. What RUN does is done by that program, with its rights and its network.
 
     \b
@@ -69,14 +71,15 @@ def build(name: str, as_json: bool, **options: Any) -> int:
     """
     import anyio
 
-    folder = dockerfile_of(name)
+    task = _folder_task(name)
     recipe = _recipe(options)
 
     async def make(boxes: LocalProvider, say: Say) -> Built:
         from rollcage.sandboxes.images.build import LayerBuilder
 
-        if folder:
-            return await build_folder(boxes, folder, say, rebuild=options["rebuild"], timeout_s=options["timeout"])
+        if task:
+            built = await build_images(boxes, task, say, rebuild=options["rebuild"], timeout_s=options["timeout"])
+            return built[0]
         return await LayerBuilder(boxes).build(name, recipe, say, rebuild=options["rebuild"])
 
     return anyio.run(_make, make, as_json)
@@ -320,25 +323,40 @@ def _row(image: Image, own: int, shared: int) -> JsonObject:
     return {**image.model_dump(mode="json"), **sizes}
 
 
-async def build_folder(
-    boxes: LocalProvider, folder: Path, say: Say, *, rebuild: bool = False, timeout_s: float | None = None
-) -> Built:
-    """The image of the Dockerfile in a folder, named by its content."""
+async def build_images(
+    boxes: LocalProvider, file: TaskFile, say: Say, *, rebuild: bool = False, timeout_s: float | None = None
+) -> list[Built]:
+    """The images of all Dockerfiles that a task's folder has boxes of, each named by its content."""
     from rollcage.sandboxes.images.dockerfile import TIMEOUT_S, build_dockerfile
-    from rollcage.tasks.harbor import image_name
+    from rollcage.tasks.harbor import build_contexts, image_name
 
-    name = image_name(folder)
-    return await build_dockerfile(boxes, name, folder, say, rebuild=rebuild, timeout_s=timeout_s or TIMEOUT_S)
+    timeout_s = timeout_s or TIMEOUT_S
+    return [
+        await build_dockerfile(boxes, image_name(folder), folder, say, rebuild=rebuild, timeout_s=timeout_s)
+        for folder in build_contexts(file)
+    ]
 
 
-def dockerfile_of(name: str) -> Path | None:
-    """The folder that a task's image is built from, where this names a task's folder."""
-    from rollcage.tasks.harbor import is_folder_task
+async def build_missing(settings: Settings, files: Sequence[TaskFile]) -> None:
+    """`--build`: the images that tasks want and that are not there, and can be built from their folders."""
+    from rollcage.wiring import provider, say
+
+    async with provider(settings) as boxes:
+        for file in files:
+            await build_images(boxes, file, say)
+
+
+def _folder_task(name: str) -> TaskFile | None:
+    """The task of a folder, where this names one that images are built from; else it is an image's name."""
+    from rollcage.tasks import load
+    from rollcage.tasks.harbor import build_contexts, is_folder_task
 
     if not is_folder_task(Path(name)):
         return None
-    below = Path(name) / "environment"
-    return below if below.is_dir() else Path(name)
+    file = load(name)
+    if not build_contexts(file):
+        raise UsageError(f"{name}: there is no Dockerfile in it that its boxes are made of")
+    return file
 
 
 def _recipe(options: Mapping[str, Any]) -> Recipe:

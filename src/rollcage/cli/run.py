@@ -61,22 +61,14 @@ def run(task: str | None, as_json: bool, follow: bool, build_image: bool, requir
     file = typed_task(task, options)
     for notice in file.notices:
         click.echo(f"rollcage: {clean(notice)}", err=True)
-    if build_image and task:
-        anyio.run(_build_image, settings, task)
+    if build_image:
+        from rollcage.cli.image import build_missing
+
+        anyio.run(build_missing, settings, [file])
     if size:
         return anyio.run(run_group, settings, file, size, as_json, require, backend_options={"use_uvloop": True})
     style: Style = "lines" if follow else "json" if as_json else "view"
     return anyio.run(run_file, settings, file, style, require, backend_options={"use_uvloop": True})
-
-
-async def _build_image(settings: Settings, task: str) -> None:
-    from rollcage.cli.image import build_folder, dockerfile_of
-    from rollcage.wiring import provider, say
-
-    folder = dockerfile_of(task)
-    if folder and (folder / "Dockerfile").is_file():
-        async with provider(settings) as boxes:
-            await build_folder(boxes, folder, say)
 
 
 @click.command(epilog=HELP)

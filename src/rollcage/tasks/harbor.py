@@ -71,6 +71,15 @@ def image_name(context: Path) -> str:
     return f"{NAME}-{tree_of(context).digest[:24]}"
 
 
+def build_contexts(file: TaskFile) -> list[Path]:
+    """The folders that the images of a task's boxes are built from: the agent's, then those of verifiers."""
+    folder, wanted = file.path, {file.sandbox.template, *(box.template for box in file.task.verifier_boxes)}
+    if not is_folder_task(folder):
+        return []
+    places = [folder / "environment", folder, folder / "tests", *sorted(folder.glob("steps/*/tests"))]
+    return [place for place in places if (place / "Dockerfile").is_file() and image_name(place) in wanted]
+
+
 def template_of(image: str) -> str:
     """What an image that a task names is called here, once it was imported."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", image).strip("-.")[-64:]

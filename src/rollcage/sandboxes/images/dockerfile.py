@@ -6,6 +6,7 @@ What RUN does is done by that builder, with its rights and its network: build on
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,8 @@ TIMEOUT_S = 600.0
 """How long a build may take unless somebody says otherwise."""
 _SHOWN = 12
 """Lines of a build that failed."""
+_STEP = re.compile(r"STEP \d+/\d+ ?: (.*)", re.IGNORECASE)
+"""How builders name the instruction they are at."""
 
 
 class ImageBuilder(NamedTuple):
@@ -88,15 +91,27 @@ async def build_dockerfile(
             with anyio.fail_after(timeout_s):
                 say(f"{tool.name} builds {context}")
                 command = [tool.name, *tool.build, "-t", tag, "-f", file, str(context)]
-                await _run(command, f"{file}: cannot be built", say)
+                await _run(command, f"{file}: cannot be built", say, Path(file))
                 await _run([tool.name, *tool.save(tag, str(archive))], f"{tag}: cannot be saved", say)
         except TimeoutError:
             raise SandboxError(f"{file}: {tool.name} had not built it after {timeout_s:g} s") from None
         return await import_image(provider, name, ImageSource(path=archive), say, rebuild=rebuild)
 
 
-async def _run(command: Sequence[str], what: str, say: Say) -> None:
+def line_of(dockerfile: Path, said: Sequence[str]) -> int:
+    """The line of the instruction that a build was at when it ended, as far as its words tell; 0: they do not."""
+    at = next((found[1] for line in reversed(said) if (found := _STEP.match(line))), "")
+    words = " ".join(at.split())
+    for number, line in enumerate(dockerfile.read_text(errors="replace").splitlines(), 1):
+        given = " ".join(line.rstrip("\\").split())
+        if given and words.lower().startswith(given.lower()):
+            return number
+    return 0
+
+
+async def _run(command: Sequence[str], what: str, say: Say, dockerfile: Path | None = None) -> None:
     last: deque[str] = deque(maxlen=_SHOWN)
+    steps: deque[str] = deque(maxlen=1)
     async with await anyio.open_process(
         command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
     ) as process:
@@ -107,6 +122,8 @@ async def _run(command: Sequence[str], what: str, say: Say) -> None:
                 *lines, rest = (rest + text).split("\n")
                 for line in filter(str.strip, lines):
                     last.append(line)
+                    if _STEP.match(line):
+                        steps.append(line)
                     say(line)
             code = await process.wait()
         except BaseException:
@@ -115,4 +132,6 @@ async def _run(command: Sequence[str], what: str, say: Say) -> None:
             raise
     if code:
         shown = "\n".join([*last, rest]).strip()
+        if dockerfile and (number := line_of(dockerfile, steps)):
+            what = what.replace(str(dockerfile), f"{dockerfile}:{number}", 1)
         raise SandboxError(f"{what} ({' '.join(command[:2])} ended with {code}):\n{shown}")
