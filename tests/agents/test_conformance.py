@@ -25,8 +25,9 @@ from rollcage.wiring import agents
 AGENTS = ["opencode", "claude-code", "codex", "pi", "qwen-code", "mini-swe-agent"]
 CANNOT = {
     "codex": {"tools.edit", "config.tools"},
-    "mini-swe-agent": {"tools.edit", "config.tools"},
-    "mini": {"tools.edit", "config.tools"},
+    "pi": {"turns.subagents"},
+    "mini-swe-agent": {"tools.edit", "config.tools", "turns.subagents"},
+    "mini": {"tools.edit", "config.tools", "turns.subagents"},
 }
 """What an agent has no part for, or refuses by name: docs/agents.md has the same table."""
 

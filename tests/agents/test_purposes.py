@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rollcage.agents.cli_agent import Downloads
 from rollcage.agents.opencode.purpose import origin as opencode
 from rollcage.agents.purposes import by_headers
+from rollcage.agents.qwen_code import QwenCode
 from rollcage.types import Purpose
 
 
@@ -72,3 +75,23 @@ def test_other_agents_name_their_sessions_in_other_headers(
 def test_claude_code_is_known_by_its_prompts_too(words: str, purpose: Purpose) -> None:
     headers = {"x-claude-code-session-id": "s"}
     assert by_headers(headers, {"messages": [{"role": "system", "content": words}]}) == (purpose, "s", "")
+
+
+def test_qwen_code_names_no_sessions_so_a_subagent_is_known_by_how_its_conversation_begins() -> None:
+    origin, headers = QwenCode(Downloads(Path())).origin, {"x-session-id": "s"}
+    rules = "Quick. Then return the final result as a normal model response (not a tool call) and stop."
+
+    def begun(system: str, *more: str) -> dict[str, Any]:
+        words = [{"role": "system", "content": system}, *({"role": "user", "content": text} for text in more)]
+        return {"messages": words, "tools": [{}]}
+
+    assert origin(headers, begun("You are Qwen Code.", "hi")) == (Purpose.AGENT, "s", "")
+    first, second = origin(headers, begun(rules, "look")), origin(headers, begun(rules, "listen"))
+    assert (first.purpose, first.parent_session) == (second.purpose, second.parent_session) == (Purpose.SUBAGENT, "s")
+    assert len({"s", first.session, second.session}) == 3
+    later = begun(rules, "look")
+    later["messages"] += [{"role": "assistant", "content": "I look."}, {"role": "tool", "content": "seen"}]
+    assert origin(headers, later) == first
+    summary = {"messages": [{"role": "system", "content": "\nYou are the component that summarizes a conversation"}]}
+    assert origin(headers, summary) == (Purpose.COMPACTION, "s", "")
+    assert origin({}, {"messages": "nonsense"}) == (Purpose.AGENT, "", "")

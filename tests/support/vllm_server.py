@@ -32,6 +32,8 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    # On a busy machine one step over a long prompt may take longer than the usual five minutes.
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3600",
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
     # Threads that wait for each other in busy loops are slower than one thread wherever cores are shared.
     "OMP_NUM_THREADS": "1",

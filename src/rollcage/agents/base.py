@@ -50,6 +50,8 @@ class ToolWords(NamedTuple):
     """Runs a command."""
     edit: Callable[[str, str], ScriptedCall] | None = None
     """Writes a file, by its whole path, with the agent's own tool for that; None where it has none."""
+    delegate: Callable[[str], ScriptedCall] | None = None
+    """Hands a prompt to a subagent; None where it has none."""
     submit: str = ""
     """The command that ends its work, where it does not simply stop calling tools."""
 
@@ -89,6 +91,13 @@ class InProcess(Protocol):
     """An agent that is no program: it works in this process, on a remote environment's tools, and gets no box."""
 
     in_process: bool
+
+
+@runtime_checkable
+class TakesTools(Protocol):
+    """An agent that says whether it can be given the tools of a remote environment; those that do not say can."""
+
+    takes_mcp: bool
 
 
 @runtime_checkable

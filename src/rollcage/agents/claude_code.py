@@ -55,6 +55,10 @@ class ClaudeCode(NpmAgent):
     tool_words = ToolWords(
         run=lambda command: ScriptedCall(name="Bash", arguments={"command": command, "description": "do it"}),
         edit=lambda path, text: ScriptedCall(name="Write", arguments={"file_path": path, "content": text}),
+        delegate=lambda prompt: ScriptedCall(
+            name="Agent",
+            arguments={"description": "look", "prompt": prompt, "subagent_type": "general-purpose"},
+        ),
     )
     origin = staticmethod(purposes.claude_code)
 
@@ -73,7 +77,7 @@ class ClaudeCode(NpmAgent):
         if spec.config:
             argv += ["--settings", json.dumps(spec.config)]
         if run.tools_url:
-            servers: JsonObject = {"mcpServers": {"env": {"type": "http", "url": run.tools_url}}}
+            servers: JsonObject = {"mcpServers": {"env": {"type": "http", "url": run.tools_url, "alwaysLoad": True}}}
             argv += ["--mcp-config", json.dumps(servers)]
         env = {
             "IS_SANDBOX": "1",

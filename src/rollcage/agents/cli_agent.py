@@ -27,7 +27,7 @@ from rollcage.agent_events import (
 from rollcage.agents.base import AgentContext, AgentExit, Emit, ToolWords, takes_only
 from rollcage.agents.fields import text
 from rollcage.agents.lines import lines
-from rollcage.errors import AgentError, UsageError
+from rollcage.errors import UsageError
 from rollcage.events import AgentEmitted, AgentStarted
 from rollcage.json_safe import json_safe
 from rollcage.sandboxes.base import Process, Sandbox, Tail
@@ -152,8 +152,6 @@ class CliAgent:
     ) -> AgentExit:
         """Run its program in the workdir to its end; what it prints goes into the log as it comes."""
         await emit(AgentStarted(agent=self.name, version=self.version))
-        if context.tools_url and not self.takes_mcp:
-            raise AgentError(f"{self.name} cannot be given the tools of a remote environment")
         command = self.command(AgentRun(instruction, context.model, context.tools_url, spec, workdir))
         for path, content in command.files.items():
             await box.write(f"{HOME}/{path}", content.encode())

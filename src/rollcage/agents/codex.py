@@ -56,6 +56,7 @@ class Codex(NpmAgent):
     takes_mcp = True
     tool_words = ToolWords(
         run=lambda command: ScriptedCall(name="exec_command", arguments={"cmd": command}),
+        delegate=lambda prompt: ScriptedCall(name="spawn_agent", arguments={"message": prompt}),
     )
     origin = staticmethod(purposes.codex)
 

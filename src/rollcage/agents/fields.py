@@ -1,4 +1,4 @@
-"""Reads fields of what an agent prints, whatever is really there: it comes out of a box."""
+"""Reads fields of what an agent prints, whatever is really there: it comes out of a box. Merges configurations."""
 
 from __future__ import annotations
 
@@ -34,3 +34,12 @@ def text(value: Any) -> str:
     if value is None:
         return ""
     return str(json_safe(value if isinstance(value, str) else json.dumps(json_safe(value))))
+
+
+def merged(base: JsonObject, over: JsonObject) -> JsonObject:
+    """One configuration over another: what both have as objects is merged in turn."""
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        result[key] = merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return result

@@ -52,7 +52,7 @@ def by_prompt(body: JsonObject, titles: tuple[str, ...], summaries: tuple[str, .
     messages = body.get("messages")
     if body.get("tools") or not isinstance(messages, list):
         return None
-    texts = [_text_of(message) for message in messages[:2]]
+    texts = [_text_of(message).lstrip() for message in messages[:2]]
     if any(text.startswith(titles) for text in texts):
         return Purpose.TITLE
     return Purpose.COMPACTION if texts and texts[0].startswith(summaries) else None

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
+from collections.abc import Mapping
 
 from rollcage.agents.base import ToolWords
 from rollcage.agents.cli_agent import AgentRun, Command, Reader
+from rollcage.agents.fields import merged, tables, text
 from rollcage.agents.npm_agent import ANY, NpmAgent
 from rollcage.agents.packages import Package
+from rollcage.agents.purposes import by_prompt
 from rollcage.agents.stream_json import StreamJson, ToolKind
-from rollcage.types import HOME, JsonObject, ScriptedCall
+from rollcage.types import HOME, CallOrigin, JsonObject, Purpose, ScriptedCall
 
 _STATE = ".qwen"
 _KINDS: dict[str, ToolKind] = {
@@ -22,6 +27,11 @@ _KINDS: dict[str, ToolKind] = {
     "list_directory": "search",
     "web_fetch": "fetch",
 }
+_SESSION = "x-session-id"
+"""A header that all calls of one run get; by itself it names no session."""
+_SUBAGENT = "return the final result as a normal model response (not a tool call) and stop."
+"""Stands in the system prompt of every subagent, and in no other."""
+_SUMMARIES = ("You are the component that summarizes",)
 
 
 class QwenCode(NpmAgent):
@@ -49,10 +59,14 @@ class QwenCode(NpmAgent):
             name="run_shell_command", arguments={"command": command, "description": "do it", "is_background": False}
         ),
         edit=lambda path, text: ScriptedCall(name="write_file", arguments={"file_path": path, "content": text}),
+        delegate=lambda prompt: ScriptedCall(
+            name="agent",
+            arguments={"description": "look", "prompt": prompt, "subagent_type": "general-purpose"},
+        ),
     )
 
     def command(self, run: AgentRun) -> Command:
-        """`config` goes into its settings.json."""
+        """`config` is merged into its settings.json. No compaction, for want of a known context length."""
         spec, argv = run.spec, ["--yolo", "--output-format", "stream-json", "--auth-type", "openai"]
         argv += ["--model", run.model.model]
         if spec.system_prompt:
@@ -65,11 +79,19 @@ class QwenCode(NpmAgent):
             "general": {"enableAutoUpdate": False, "checkpointing": {"enabled": False}},
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
-            "model": {"skipStartupContext": False},
-            **spec.config,
+            "model": {
+                "skipStartupContext": False,
+                "generationConfig": {
+                    "contextWindowSize": 1_000_000,
+                    "customHeaders": {_SESSION: f"ses_{secrets.token_hex(8)}"},
+                },
+            },
         }
+        settings = merged(settings, spec.config)
         if run.tools_url:
-            settings["mcpServers"] = {"env": {"httpUrl": run.tools_url, "trust": True, "timeout": 900_000}}
+            # Offered from the start: a model need not search for them.
+            offered = {"httpUrl": run.tools_url, "trust": True, "timeout": 900_000, "alwaysLoadTools": True}
+            settings["mcpServers"] = {"env": offered}
         env = {
             "OPENAI_API_KEY": run.key,
             "OPENAI_BASE_URL": run.model.base_url,
@@ -78,6 +100,17 @@ class QwenCode(NpmAgent):
             "QWEN_HOME": f"{HOME}/{_STATE}",
         }
         return Command(argv, env, run.instruction, {f"{_STATE}/settings.json": json.dumps(settings)})
+
+    def origin(self, headers: Mapping[str, str], body: JsonObject) -> CallOrigin:
+        """It names no sessions: a subagent is known by its system prompt, and told from others by how it begins."""
+        session, messages = headers.get(_SESSION, ""), tables(body.get("messages"))
+        system = text(messages[0].get("content")) if messages else ""
+        purpose = by_prompt(body, (), _SUMMARIES)
+        if _SUBAGENT not in system:
+            return CallOrigin(purpose or Purpose.AGENT, session)
+        said = next((at for at, message in enumerate(messages) if message.get("role") == "assistant"), len(messages))
+        begins = hashlib.sha256(json.dumps(messages[:said], sort_keys=True).encode()).hexdigest()
+        return CallOrigin(purpose or Purpose.SUBAGENT, f"{session}-{begins[:12]}", session)
 
     def reader(self) -> Reader:
         """Its events: those of Claude Code."""

@@ -31,6 +31,8 @@ def agent() -> None:
 def list_agents(as_json: bool) -> int:
     """List the agents: version, what they speak to their model, whether they are installed, and how large.
 
+    CPU is that of a rollout of three model calls, as `agent install` or `agent check` measured it on this machine.
+
     \b
     Example:
       rollcage agent ls --json
@@ -47,7 +49,7 @@ def list_agents(as_json: bool) -> int:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for title in ("agent", "version", "wire", "installed", "size", "CPU per start"):
+    for title in ("agent", "version", "wire", "installed", "size", "CPU"):
         table.add_column(title)
     for row in rows:
         here = {True: "yes", False: "no", None: "needs nothing"}[row["installed"]]
@@ -62,7 +64,7 @@ def list_agents(as_json: bool) -> int:
 @click.argument("names", nargs=-1, required=True)
 @JSON
 def install(names: Sequence[str], as_json: bool) -> int:
-    """Fetch agents and build their layers, once.
+    """Fetch agents and build their layers, once; then measure what a rollout with each costs in CPU.
 
     \b
     Examples:
@@ -72,14 +74,21 @@ def install(names: Sequence[str], as_json: bool) -> int:
     import anyio
 
     from rollcage.cli.output import environment, write_json
-    from rollcage.cli.prepare import prepare
+    from rollcage.cli.prepare import known_agent, prepare
+    from rollcage.cli.start_cost import measure_start
+
+    settings, costs = environment(), {}
 
     async def install() -> list[str]:
-        return [layer.name for name in names for layer in await prepare(environment(), name)]
+        built = []
+        for name in names:
+            built += [layer.name for layer in await prepare(settings, name)]
+            costs[name] = await measure_start(settings, known_agent(settings, name))
+        return built
 
     built = anyio.run(install)
     if as_json:
-        write_json({"built": built})
+        write_json({"built": built, "start_cpu_s": costs})
     return codes.OK
 
 
@@ -109,32 +118,32 @@ async def _check(settings: Settings, name: str, only: Sequence[str], backend: st
     from rollcage.agents.conformance import check as verdicts
     from rollcage.agents.conformance import chosen
     from rollcage.cli.output import write_json
-    from rollcage.cli.prepare import prepare
+    from rollcage.cli.prepare import known_agent, prepare
     from rollcage.cli.sandbox import conclude, print_verdict
     from rollcage.cli.screen import screen
+    from rollcage.cli.start_cost import measure_start
     from rollcage.errors import UsageError
     from rollcage.sandboxes.conformance.backends import traits_of
-    from rollcage.wiring import agents, providers
+    from rollcage.wiring import providers
 
-    known, backends = agents(settings), providers(settings)
-    if name not in known:
-        raise UsageError(f"no {name!r} here", argument="agent", remedy=f"known: {', '.join(sorted(known))}")
+    tried, backends = known_agent(settings, name), providers(settings)
     if backend not in backends:
         raise UsageError(f"no sandbox backend is called {backend!r}; there are {', '.join(backends)}")
     chosen(only)
     if backend == "local":
         await prepare(settings, name)
+        await measure_start(settings, tried)
     console, found = screen(settings), []
     async with backends[backend]() as provider:
         traits = traits_of(provider)
-        async for verdict in verdicts(known[name], provider, only=only, pace=traits.pace, template=traits.template):
+        async for verdict in verdicts(tried, provider, only=only, pace=traits.pace, template=traits.template):
             found.append(verdict)
             if not as_json:
                 print_verdict(console, verdict)
     failed = [verdict for verdict in found if verdict.outcome == "failed"]
     if as_json:
         rows = [verdict.model_dump(mode="json") for verdict in found]
-        write_json({"agent": name, "version": known[name].version, "conforms": not failed, "checks": rows})
+        write_json({"agent": name, "version": tried.version, "conforms": not failed, "checks": rows})
     else:
         conclude(console, name, found, ())
     return codes.BROKEN if failed else codes.OK

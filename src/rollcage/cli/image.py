@@ -241,28 +241,32 @@ def prune(as_json: bool) -> int:
 @image.command()
 @click.argument("name", default="rollcage")
 @click.option("--setup", multiple=True, metavar="COMMAND", help="Bash, run as root with a network; may be repeated.")
+@click.option("--agent", default="opencode", show_default=True, metavar="NAME", help="The agent that is baked in.")
 @JSON
-def e2b(name: str, setup: tuple[str, ...], as_json: bool) -> int:
-    """Build the template NAME in E2B's cloud, with the agent baked in.
+def e2b(name: str, setup: tuple[str, ...], agent: str, as_json: bool) -> int:
+    """Build the template NAME in E2B's cloud, with an agent baked in.
 
     \b
-    Example:
+    Examples:
       rollcage image e2b rollcage
-      rollcage run TASK.toml --sandbox e2b --template rollcage
+      rollcage image e2b rollcage-codex --agent codex
+      rollcage run TASK.toml --sandbox e2b --template rollcage-codex --agent codex
     """
     import anyio
 
-    return anyio.run(_e2b, name, setup, as_json)
+    return anyio.run(_e2b, name, setup, agent, as_json)
 
 
-async def _e2b(name: str, setup: Sequence[str], as_json: bool) -> int:
+async def _e2b(name: str, setup: Sequence[str], agent: str, as_json: bool) -> int:
     from rollcage.cli.output import environment, program, write_json
+    from rollcage.cli.prepare import known_agent
     from rollcage.sandboxes.e2b.template import TemplateRecipe, build_template
-    from rollcage.wiring import agent, e2b_provider
+    from rollcage.wiring import e2b_provider
 
     settings = environment()
+    layers = known_agent(settings, agent).layers()
     async with e2b_provider(settings) as provider:
-        recipe = TemplateRecipe(layers=agent(settings).layers(), setup=setup)
+        recipe = TemplateRecipe(layers=layers, setup=setup)
         template_id = await build_template(provider, name, recipe, _progress(as_json))
     if as_json:
         write_json({"name": name, "template_id": template_id})

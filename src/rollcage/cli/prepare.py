@@ -11,6 +11,8 @@ from typing import TextIO
 
 import anyio
 
+from rollcage.agents.base import Agent
+from rollcage.cli.start_cost import start_costs
 from rollcage.cli.text import seconds_of
 from rollcage.errors import UsageError
 from rollcage.sandboxes.layers import Layer
@@ -22,16 +24,18 @@ _TERMINAL_S, _PLAIN_S = 0.2, 2.0
 """How often progress is told: a line that is written over, and lines of their own."""
 
 
-START_CPU_S = {"opencode": 2.8, "claude-code": 0.7, "codex": 0.3, "pi": 1.2, "qwen-code": 4.2, "mini-swe-agent": 0.7}
-"""CPU seconds of a rollout with three model calls: by bench/agents.py, OpenCode's by bench/drivers.py."""
+def known_agent(settings: Settings, name: str) -> Agent:
+    """The agent of this name; UsageError where there is none."""
+    known = agents(settings)
+    if name not in known:
+        raise UsageError(f"no {name!r} here", argument="agent", remedy=f"known: {', '.join(sorted(known))}")
+    return known[name]
 
 
 def missing_layers(settings: Settings, name: str = "opencode") -> Sequence[Layer]:
     """What is not prepared yet on this machine, of one agent."""
-    known, layers = agents(settings), provider(settings).layers
-    if name not in known:
-        raise UsageError(f"no {name!r} here", argument="agent", remedy=f"known: {', '.join(sorted(known))}")
-    return [layer for layer in known[name].layers() if not layers.has(layer)]
+    layers = provider(settings).layers
+    return [layer for layer in known_agent(settings, name).layers() if not layers.has(layer)]
 
 
 async def prepare(settings: Settings, name: str = "opencode") -> Sequence[Layer]:
@@ -48,7 +52,7 @@ async def prepare(settings: Settings, name: str = "opencode") -> Sequence[Layer]
 
 def describe(settings: Settings) -> list[JsonObject]:
     """Every agent: what it is, whether it is here and how large it is."""
-    store = provider(settings).layers
+    store, costs = provider(settings).layers, start_costs(settings)
     rows: list[JsonObject] = []
     for name, known in agents(settings).items():
         layers = known.layers()
@@ -61,7 +65,7 @@ def describe(settings: Settings) -> list[JsonObject]:
                 "wire": getattr(known, "wire", ""),
                 "installed": all(folder.exists() for folder in here) if layers else None,
                 "bytes": size,
-                "start_cpu_s": START_CPU_S.get(name),
+                "start_cpu_s": costs.get(f"{name}@{known.version}"),
             }
         )
     return rows

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from rollcage.agents.base import Agent, AsksNoModel, InProcess, TaskBound
+from rollcage.agents.base import Agent, AsksNoModel, InProcess, TakesTools, TaskBound
 from rollcage.environments.base import Environments
 from rollcage.errors import UsageError
 from rollcage.gateway import Gateway
@@ -58,6 +58,12 @@ class Registry:
         if job.model.kind == NO_MODEL.kind and not isinstance(agent, AsksNoModel):
             raise UsageError(
                 f"agent {job.agent.name} needs a model", argument="endpoint", remedy="name one: {endpoint}"
+            )
+        if job.environment and isinstance(agent, TakesTools) and not agent.takes_mcp:
+            raise UsageError(
+                f"{job.agent.name} cannot be given the tools of a remote environment",
+                argument="agent",
+                remedy="use another {agent}",
             )
         if isinstance(agent, InProcess):
             _check_no_box(job)

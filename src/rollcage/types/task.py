@@ -93,7 +93,7 @@ class ScriptedTurn(Value):
     delay_s: float = 0.0
     """How long it waits before its first token."""
     token_delay_s: float = 0.0
-    """How long it waits before each further chunk."""
+    """How long it waits before each further chunk; a whole answer takes as long as a stream would."""
     cut_after: int | None = None
     """The connection breaks after this many chunks."""
     error_after: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -13,13 +14,16 @@ from rollcage.agents.conformance.subject import PROBE, PROMPT, WORKDIR, Played, 
 from rollcage.errors import UsageError
 from rollcage.sandboxes.base import sh
 from rollcage.sandboxes.conformance.values import NotApplicable, expect, same
-from rollcage.types import AgentSpec, Endpoint, Limits, Outcome, Purpose, SandboxSpec, ScriptedTurn
+from rollcage.types import AgentSpec, Endpoint, JsonObject, Limits, Outcome, Purpose, SandboxSpec, ScriptedTurn
 
 Trial = Callable[[Subject], Awaitable[None]]
 LARGE = "".join(f"line {number}: the whole prompt arrives, \u00e4 \u4e16\n" for number in range(2700))
 """More than 100 kB, and less than what one argument may hold."""
 SYSTEM = "You are on trial: {{ braces }} and $variables stay as they are."
+DELEGATED = "Look around, and tell what you saw: 2718281828."
+"""What a subagent is asked."""
 ABORT_S = 2.0
+TOKEN_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,36 @@ async def _trainable(subject: Subject) -> None:
         expect(turn.trainable and turn.prompt_ids and turn.tokens, f"turn {turn.index}: {turn.untrainable_reason}")
 
 
+@_check("turns.subagents", "the calls of a subagent are told apart: in a session of its own, with its parent's")
+async def _subagents(subject: Subject) -> None:
+    delegate = subject.words.delegate
+    if delegate is None:
+        raise NotApplicable("it has no subagents")
+    # A conversation is answered by how long it is: a subagent too begins by asking for one, as far as it may.
+    script = [ScriptedTurn(text="I ask.", tool_calls=(delegate(DELEGATED),)), *subject.script("true")]
+    played = await subject.play("Have it looked at.", script)
+    _well(played)
+    turns = played.rollout.turns
+    theirs = [turn for turn in turns if DELEGATED in json.dumps(_opening(turn.request))]
+    own = [turn for turn in turns if turn not in theirs]
+    expect(bool(theirs and own), f"{len(theirs)} of {len(turns)} calls are a subagent's")
+    same({turn.purpose for turn in own}, {Purpose.AGENT}, "purposes of its own calls")
+    same({turn.purpose for turn in theirs}, {Purpose.SUBAGENT}, "purposes of its subagents' calls")
+    same(len({turn.session for turn in own}), 1, "sessions of its own")
+    same({turn.parent_session for turn in own}, {""}, "parents of its own session")
+    main, sessions = own[0].session, {turn.session for turn in turns}
+    expect(bool(main) and main not in {turn.session for turn in theirs}, "a subagent is in the session of its parent")
+    for turn in theirs:
+        expect(turn.parent_session in sessions - {turn.session}, f"turn {turn.index} has no parent among the sessions")
+    expect(main in {turn.parent_session for turn in theirs}, "no subagent is the main session's")
+
+
+def _opening(request: JsonObject) -> list[JsonObject]:
+    """The messages before the model's first."""
+    messages = request.get("messages", [])
+    return list(itertools.takewhile(lambda message: message.get("role") != "assistant", messages))
+
+
 @_check("tools.run", "a command is run in the box, and the model is told what came of it")
 async def _run(subject: Subject) -> None:
     played = await subject.usual()
@@ -157,26 +191,29 @@ async def _children(subject: Subject) -> None:
     same(played.left_alive, "", "processes that are still there")
 
 
-@_check("end.abort", f"aborted while its model thinks, it is gone within {ABORT_S:g} s, and the model is left alone")
+@_check("end.abort", f"aborted while its model speaks, that one falls silent and it is gone within {ABORT_S:g} s")
 async def _abort(subject: Subject) -> None:
-    aborted = 0.0
+    model, began, at_abort = subject.model, 0.0, 0
+    # The model's own clock, which a busy machine slows as well.
+    most = round(ABORT_S / TOKEN_S)
 
     async def abort(scope: anyio.CancelScope, endpoint: Endpoint) -> None:
-        nonlocal aborted
-        while not subject.model.requests(endpoint):  # noqa: ASYNC110 - it has no event to wait for
+        nonlocal began, at_abort
+        while model.generated(endpoint) < 5:  # noqa: ASYNC110 - it has no event to wait for
             await anyio.sleep(0.01)
-        aborted = time.monotonic()
+        began, at_abort = time.monotonic(), model.generated(endpoint)
         scope.cancel()
 
-    thinks = [ScriptedTurn(text="Too late.", delay_s=3600)]
-    played = await subject.play("Think.", thinks, while_running=abort)
-    took = time.monotonic() - aborted
+    speaks = [ScriptedTurn(text="and so on " * 20_000, token_delay_s=TOKEN_S)]
+    played = await subject.play("Think.", speaks, while_running=abort, limits=Limits(max_tokens_cap=0))
+    took = time.monotonic() - began
     same(played.rollout.outcome, Outcome.ABORTED, "outcome")
+    while model.open_requests and model.generated(played.endpoint) - at_abort <= most:  # noqa: ASYNC110 - as above
+        await anyio.sleep(0.01)
+    went_on = model.generated(played.endpoint) - at_abort
+    expect(went_on <= most, f"its model went on for {went_on} chunks, one in {TOKEN_S:g} s")
+    same(model.open_requests, 0, "requests that the model still answers")
     expect(took <= ABORT_S * subject.pace, f"it took {took:.2f} s")
-    with anyio.move_on_after(ABORT_S * subject.pace):
-        while subject.model.open_requests:  # noqa: ASYNC110 - it has no event to wait for
-            await anyio.sleep(0.01)
-    same(subject.model.open_requests, 0, "requests that the model still answers")
 
 
 @_check("secrets.none", "the real key of the model is in none of its files, events or requests")

@@ -42,6 +42,8 @@ PROBE = "written 42"
 CHILD = "31415926"
 """How long the process sleeps that the agent leaves behind."""
 
+_TIMES = "/tmp/rollcage-cpu"  # noqa: S108 - in the box
+_TIMED = f"TIMEFORMAT='%U %S'; {{ time \"$@\" 2>&3; }} 3>&2 2>>{_TIMES}"
 _COUNTERS = "cat /proc/net/snmp /proc/net/snmp6"
 _TRIES = ("Ip.OutNoRoutes", "Udp.NoPorts", "Ip6OutNoRoutes", "Udp6NoPorts")
 """What the kernel counts in a box without network: packets without a route, and questions that no name server heard."""
@@ -52,6 +54,8 @@ class Played:
     """One rollout, and what was seen of it."""
 
     rollout: Rollout
+    endpoint: Endpoint
+    """Of the scripted model that it was played with."""
     requests: Sequence[RecordedRequest]
     """What the model was asked."""
     egress: int | None
@@ -60,6 +64,8 @@ class Played:
     """Files in the box with the real key in them."""
     left_alive: str
     """Processes of the agent's that outlived it."""
+    cpu_s: float = 0.0
+    """What its processes used, where that was asked for."""
 
     @property
     def first(self) -> JsonObject:
@@ -135,8 +141,9 @@ class Subject:
         spec: Mapping[str, Any] | None = None,
         limits: Limits | None = None,
         while_running: Callable[[anyio.CancelScope, Endpoint], Coroutine[Any, Any, None]] | None = None,
+        timed: bool = False,
     ) -> Played:
-        """One whole rollout. `while_running`: goes on beside it, and may cancel it."""
+        """One whole rollout. `while_running`: goes on beside it, and may cancel it. `timed`: its CPU is measured."""
         endpoint = self.model.endpoint(script)
         asked = AgentSpec(name=self.agent.name, **(spec or {}))
         self.agent.check(asked)
@@ -144,7 +151,7 @@ class Subject:
         task = Task(instruction=instruction, verify=verify, limits=limits or Limits())
         box = SandboxSpec(backend=self.provider.name, template=self.template)
         job = Job(task=task, model=endpoint, agent=asked, sandbox=box)
-        watched = _Watched(self.agent, endpoint.key.get_secret_value())
+        watched = _Watched(self.agent, endpoint.key.get_secret_value(), timed=timed)
         entries = [Entry(rollout_id="conformance", seq=1, time=time.time(), event=Queued(job=job))]
 
         async def log(event: Event) -> None:
@@ -161,18 +168,26 @@ class Subject:
         seen = watched.seen
         return Played(
             rollout=Rollout.fold(entries),
+            endpoint=endpoint,
             requests=self.model.requests(endpoint),
             egress=seen.get("egress"),
             holding_key=seen.get("holding_key", ""),
             left_alive=seen.get("left_alive", ""),
+            cpu_s=seen.get("cpu_s", 0.0),
         )
+
+    async def start_cost(self) -> float | None:
+        """CPU seconds of its processes in a rollout of three model calls; None where that did not go well."""
+        script = self.script("echo written 42 > note.txt", "true")
+        played = await self.play("Write a note.", script, timed=True)
+        return played.cpu_s if played.rollout.reward == 1.0 else None
 
 
 class _Watched:
     """An agent whose box is looked at when it has ended, before anything there is put back."""
 
-    def __init__(self, agent: Agent, secret: str) -> None:
-        self._agent, self._secret = agent, secret
+    def __init__(self, agent: Agent, secret: str, *, timed: bool = False) -> None:
+        self._agent, self._secret, self._timed = agent, secret, timed
         self.name, self.version, self.own_paths = agent.name, agent.version, agent.own_paths
         self.seen: dict[str, Any] = {}
 
@@ -194,6 +209,12 @@ class _Watched:
     async def solve(
         self, box: Sandbox, instruction: str, context: AgentContext, spec: AgentSpec, *, workdir: str, emit: Emit
     ) -> AgentExit:
+        if self._timed:
+            own: Any = _TimedBox(box)
+            ending = await self._agent.solve(own, instruction, context, spec, workdir=workdir, emit=emit)
+            told = (await sh(box, f"cat {_TIMES}")).stdout.text.split()
+            self.seen["cpu_s"] = sum(map(float, told))
+            return ending
         before = await _tries(box)
         ending = await self._agent.solve(box, instruction, context, spec, workdir=workdir, emit=emit)
         after = await _tries(box)
@@ -203,6 +224,19 @@ class _Watched:
         alive = f"grep -lz -e '^{CHILD}$' /proc/[0-9]*/cmdline 2>/dev/null"
         self.seen["left_alive"] = (await sh(box, alive)).stdout.text
         return ending
+
+
+class _TimedBox:
+    """A box in which bash tells what each command has used, in a file of its own."""
+
+    def __init__(self, box: Sandbox) -> None:
+        self._box = box
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._box, name)
+
+    def spawn(self, argv: Sequence[str], **options: Any) -> Any:
+        return self._box.spawn(["bash", "--noprofile", "--norc", "-c", _TIMED, "timed", *argv], **options)
 
 
 async def _tries(box: Sandbox) -> int | None:

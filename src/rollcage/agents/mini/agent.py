@@ -49,6 +49,7 @@ class Mini:
     version = "1"
     wire = "chat"
     own_paths: Sequence[str] = ()
+    takes_mcp = False
     tool_words = ToolWords(run=lambda command: ScriptedCall(name="bash", arguments={"command": command}))
 
     def check(self, spec: AgentSpec) -> None:
@@ -65,8 +66,6 @@ class Mini:
     ) -> AgentExit:
         """Run its program in the workdir until the model calls no more tools, or a call to it fails."""
         await emit(AgentStarted(agent=self.name, version=self.version))
-        if context.tools_url:
-            raise AgentError("mini has one tool, bash, and cannot offer those of a remote environment")
         reader, complaint = _EventReader(emit), Tail(8000)
         async with box.spawn(["sh", "-c", _START, _program()], env=spec.env, cwd=workdir) as process:
             async with anyio.create_task_group() as tasks:

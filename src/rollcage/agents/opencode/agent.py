@@ -54,6 +54,9 @@ class OpenCode:
     tool_words = ToolWords(
         run=lambda command: ScriptedCall(name="bash", arguments={"command": command, "description": "do it"}),
         edit=lambda path, text: ScriptedCall(name="write", arguments={"filePath": path, "content": text}),
+        delegate=lambda prompt: ScriptedCall(
+            name="task", arguments={"description": "look", "prompt": prompt, "subagent_type": "general"}
+        ),
     )
     wire = "chat"
     tools = TOOLS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from rollcage.agents.fields import merged
 from rollcage.errors import UsageError
 from rollcage.types import HOME, AgentSpec, Endpoint, JsonObject
 
@@ -71,7 +72,7 @@ def config_of(spec: AgentSpec, model: Endpoint, tools_url: str = "") -> JsonObje
         # Its time limit is for connecting and for calls; the environment has limits of its own, and the agent too.
         config["mcp"] = {MCP: {"type": "remote", "url": tools_url, "enabled": True, "oauth": False, "timeout": 900_000}}
         config["permission"] = {**config["permission"], f"{MCP}_*": "allow"}
-    return _merged(config, spec.config)
+    return merged(config, spec.config)
 
 
 def permissions_of(spec: AgentSpec) -> dict[str, str]:
@@ -118,11 +119,3 @@ def environment_of(config: JsonObject | None = None) -> dict[str, str]:
         **content,
         **{f"OPENCODE_{switch}": "1" for switch in _SWITCHES},
     }
-
-
-def _merged(base: JsonObject, over: JsonObject) -> JsonObject:
-    result = dict(base)
-    for key, value in over.items():
-        below = result.get(key)
-        result[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-    return result

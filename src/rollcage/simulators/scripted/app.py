@@ -18,7 +18,7 @@ from rollcage.simulators.scripted.profiles import PROFILES
 from rollcage.simulators.scripted.request import Asked, Refused, read_request
 from rollcage.simulators.scripted.scores import scores
 from rollcage.simulators.scripted.script import AUXILIARY, RecordedRequest, Script
-from rollcage.simulators.scripted.shapes import Event, Reply, Shapes
+from rollcage.simulators.scripted.shapes import Event, Reply
 from rollcage.simulators.scripted.template import BadMessages, prompt_ids
 from rollcage.simulators.scripted.tokenizer import default_tokenizer
 from rollcage.types import JsonObject, ScriptedTurn
@@ -108,9 +108,9 @@ class ScriptedApp:
             raise Refused(turn.status, turn.text or "scripted failure")
         reply = _reply(asked, turn, script)
         if asked.stream:
-            await self._send_stream(scope, receive, send, _Stream(script.shapes, reply, turn))
+            await self._send_stream(scope, receive, send, _Stream(script, reply, turn))
         else:
-            await self._send_whole(scope, receive, send, _Stream(script.shapes, reply, turn))
+            await self._send_whole(scope, receive, send, _Stream(script, reply, turn))
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send, stream: _Stream) -> None:
         await _pause(receive, stream.turn.delay_s)
@@ -118,6 +118,9 @@ class ScriptedApp:
             await self._cut(scope, receive)
         if stream.turn.error_after is not None:
             raise Refused(500, "scripted failure")
+        for n, _ in enumerate(stream.events() if stream.turn.token_delay_s else ()):
+            await _pause(receive, stream.turn.token_delay_s if n else 0)
+            stream.script.generated += 1
         await _send_json(send, stream.whole())
 
     async def _send_stream(self, scope: Scope, receive: Receive, send: Send, stream: _Stream) -> None:
@@ -136,6 +139,7 @@ class ScriptedApp:
                 # Sending alone does not let others run while the client reads as fast as we write.
                 await _let_others_run(receive)
             await _send_event(send, event)
+            stream.script.generated += 1
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
@@ -192,8 +196,8 @@ class ScriptedApp:
 class _Stream:
     """One answer, ready to be sent whole or in events."""
 
-    def __init__(self, shapes: Shapes, reply: Reply, turn: ScriptedTurn) -> None:
-        self.shapes = shapes
+    def __init__(self, script: Script, reply: Reply, turn: ScriptedTurn) -> None:
+        self.script, self.shapes = script, script.shapes
         self.turn = turn
         self._reply = reply
 

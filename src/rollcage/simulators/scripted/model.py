@@ -54,6 +54,10 @@ class ScriptedModel(Loopback):
         """What was asked of an endpoint so far, in order; the last `keep_requests` of it."""
         return list(self._script(endpoint).requests)
 
+    def generated(self, endpoint: Endpoint) -> int:
+        """How many chunks of answers an endpoint has made so far, whole ones included: how far it got."""
+        return self._script(endpoint).generated
+
     def forget(self, endpoint: Endpoint) -> None:
         """Drop a script, its key and its recorded requests."""
         self._app.scripts.pop(endpoint.key.get_secret_value(), None)

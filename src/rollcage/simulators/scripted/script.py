@@ -42,6 +42,8 @@ class Script:
     shapes: Shapes
     model: str
     requests: deque[RecordedRequest] = field(default_factory=deque)
+    generated: int = 0
+    """Chunks of answers so far."""
     _faults: Counter[int] = field(default_factory=Counter)
 
     def turn(self, answers: int) -> ScriptedTurn:
