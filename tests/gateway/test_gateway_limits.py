@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 import zlib
 from typing import Any
 
@@ -94,7 +95,12 @@ async def test_a_packed_answer_is_unpacked_no_further_than_an_answer_may_be_long
         rig(model.endpoint(), gateway=gateway) as gate,
     ):
         body = {"max_tokens": 9, "messages": chat()["messages"], "stream": streamed}
-        assert (await gate.ask(body, path="/v1/messages")).status == 502
+        tracemalloc.start()
+        try:
+            assert (await gate.ask(body, path="/v1/messages")).status == 502
+            assert tracemalloc.get_traced_memory()[1] < 64 * LIMIT, "it is never there as a whole"
+        finally:
+            tracemalloc.stop()
         assert len(gate.recorded[0].model_dump_json()) < 2 * LIMIT
         assert (gate.recorded[0].error, gate.recorded[0].trainable) == (CUT_OFF, False)
 
