@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ import pytest
 from rollcage.schema.result import RolloutResult
 from rollcage.settings import Settings
 from support.commands import rollcage
-from support.paths import EXAMPLES
+from support.paths import EXAMPLES, ROOT
+
+DOCS = ROOT / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +56,29 @@ def test_the_examples_are_sound(home: Path) -> None:
     assert ended.returncode == 0, [task["findings"] for task in report["tasks"]]
     assert [task["trust"] for task in report["tasks"]] == ["isolated"] * 3
     assert all(len(task["probes"]) > 20 for task in report["tasks"])
+
+
+def docs_tasks() -> dict[str, str]:
+    """Every whole task that the docs show, by its page."""
+    pages = {page.stem: re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL) for page in DOCS.glob("*.md")}
+    # An instance of SWE-bench needs its image.
+    return {
+        f"{name}-{number}": text
+        for name, texts in pages.items()
+        for number, text in enumerate(texts)
+        if "instruction" in tomllib.loads(text) and name != "swe"
+    }
+
+
+@pytest.mark.slow
+def test_the_tasks_in_the_docs_are_sound(tmp_path: Path) -> None:
+    assert {name.partition("-")[0] for name in docs_tasks()} >= {"checks", "tasks", "verification"}
+    for name, text in docs_tasks().items():
+        (tmp_path / f"{name}.toml").write_text(text)
+    ended = rollcage(tmp_path, "audit", *map(str, tmp_path.glob("*.toml")), "--repeat", "1", "--json")
+    report = json.loads(ended.stdout)
+    assert ended.returncode == 0, [task["findings"] for task in report["tasks"]]
+    for task in report["tasks"]:
+        assert task["trust"] in ("isolated", "in_process"), task["task_id"]
+        earned = {probe["probe"]["name"]: probe["reward"] for probe in task["probes"]}
+        assert earned["reference"] == 1, "each has one"

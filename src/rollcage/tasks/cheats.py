@@ -118,7 +118,10 @@ for pid in (os.getppid(), -1):
         os.kill(pid, signal.SIGKILL)
     except OSError:
         pass
+os._exit(1)
 """
+"""It ends here, where nobody was killed: what else it could do to pass is tried by other cheats."""
+_KILL_JS = "try { process.kill(process.ppid, 9); process.kill(-1, 9); } catch {} process.exit(1);"
 _PATCH_JS = """
 const assert = require("node:assert");
 for (const of of [assert, assert.strict]) for (const name of Object.keys(of)) {
@@ -176,8 +179,8 @@ _PAYLOADS: dict[str, tuple[str, str, dict[Language, str]]] = {
         _APART,
         {
             "python": f"{_PYTHON}\nforge()\n{_KILL}",
-            "node": f"{_FORGE_JS} try {{ process.kill(process.ppid, 9); process.kill(-1, 9); }} catch {{}}",
-            "bash": f"({_FORGE_SH}) 2>/dev/null; kill -9 $PPID; kill -9 -1",
+            "node": f"{_FORGE_JS} {_KILL_JS}",
+            "bash": f"({_FORGE_SH}) 2>/dev/null; kill -9 $PPID; kill -9 -1; exit 1",
         },
     ),
     "changed_tests": (
