@@ -5,16 +5,17 @@ The program is in the box (a container's first process) or beside it (the fork s
 
 from __future__ import annotations
 
+import array
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from errno import EADDRINUSE, ENOENT, ENOSPC, ENOTDIR, EROFS
+from errno import EADDRINUSE, ENOENT, ENOSPC, ENOTDIR, EROFS, ETOOMANYREFS
 from typing import NamedTuple
 
 import anyio.lowlevel
 
-from rollcage.errors import FileMissing, SandboxError
+from rollcage.errors import FileMissing, SandboxError, SandboxLost
 from rollcage.sandboxes.base import PATH
 from rollcage.types import HOME, JsonObject
 
@@ -67,6 +68,30 @@ Ask = Callable[[str, Mapping[str, object], Sequence[int]], Awaitable[BoxReply]]
 """Makes a request, with descriptors: `await ask(action, request, fds)`. Raises RequestRefused."""
 
 _CHUNK = 1 << 20
+
+
+def send_request(control: socket.socket, action: str, fds: Sequence[int], *, gone: str) -> bool:
+    """Send a request with its descriptors; false where it has to wait. SandboxLost (`gone`) where nobody is there."""
+    try:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+        control.sendmsg([action.encode()], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno == ETOOMANYREFS:
+            return False  # for now: whoever shares our uid has many descriptors on their way
+        raise SandboxLost(gone) from error
+    return True
+
+
+def hung_up(control: socket.socket) -> bool:
+    """Whether the other end is gone."""
+    try:
+        return control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def environment_of(image: Mapping[str, str], env: Mapping[str, str] | None, *, inherit: bool) -> dict[str, str]:

@@ -5,19 +5,17 @@ Every request carries the socket its reply comes back on, so requests never wait
 
 from __future__ import annotations
 
-import array
 import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from errno import ETOOMANYREFS
 from pathlib import Path
 
 import anyio
 
 from rollcage.errors import SandboxError, SandboxLost
-from rollcage.sandboxes.box_rpc import BoxReply, MemoryFile, RequestRefused
+from rollcage.sandboxes.box_rpc import BoxReply, MemoryFile, RequestRefused, hung_up, send_request
 from rollcage.sandboxes.inside.kernel import receive_fds
 from rollcage.sandboxes.inside.requests import AGAIN_S
 
@@ -60,12 +58,7 @@ class ControlChannel:
         """Whether the container is gone, or this channel is closed."""
         if not self._open:
             return True
-        try:
-            return self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        return hung_up(self._control)
 
     def close(self) -> None:
         """Hang up, waking whoever waits on it."""
@@ -102,16 +95,7 @@ class ControlChannel:
     def _send(self, action: str, fds: Sequence[int]) -> bool:
         if not self._open:
             raise SandboxLost("the box is closed")
-        try:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-            self._control.sendmsg([action.encode()], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            if error.errno == ETOOMANYREFS:
-                return False  # for now: whoever shares our uid has many descriptors on their way
-            raise SandboxLost("the container is gone") from error
-        return True
+        return send_request(self._control, action, fds, gone="the container is gone")
 
 
 def listener_at(path: Path) -> socket.socket:

@@ -80,13 +80,6 @@ class Built(NamedTuple):
     new: bool
 
 
-class Builder(Protocol):
-    """Makes images for one backend."""
-
-    async def build(self, name: str, recipe: Recipe, say: Say, *, rebuild: bool = False) -> Built:
-        """The image of that name, made now unless it is there already, from the same recipe."""
-
-
 class LayeredBox(Sandbox, Protocol):
     """A box whose home is layered, so that what was written in it can be taken as a layer."""
 

@@ -5,7 +5,6 @@ Every request carries the socket its reply comes back on, so requests never wait
 
 from __future__ import annotations
 
-import array
 import json
 import os
 import secrets
@@ -17,13 +16,12 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from errno import ETOOMANYREFS
 from pathlib import Path
 
 import anyio
 
 from rollcage.errors import SandboxLost, SetupError
-from rollcage.sandboxes.box_rpc import BoxReply, MemoryFile, RequestRefused
+from rollcage.sandboxes.box_rpc import BoxReply, MemoryFile, RequestRefused, hung_up, send_request
 from rollcage.sandboxes.inside.kernel import receive_fds
 from rollcage.sandboxes.inside.requests import AGAIN_S
 from rollcage.sandboxes.layers import BOX_UIDS
@@ -77,12 +75,7 @@ class ForkServer:
     @property
     def gone(self) -> bool:
         """Whether it is dead: its end of our socket closes before anything it started is killed."""
-        try:
-            return self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        return hung_up(self._control)
 
     def new_user(self) -> int:
         """A host user that no other box has, nor had lately; other processes begin elsewhere in the range."""
@@ -145,16 +138,7 @@ class ForkServer:
             raise SetupError(f"the sandbox's fork server does not start: try `{sys.executable} -I -S -c pass`")
 
     def _send(self, action: str, fds: Sequence[int]) -> bool:
-        try:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-            self._control.sendmsg([action.encode()], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            if error.errno == ETOOMANYREFS:
-                return False  # for now: whoever shares our uid has many descriptors on their way
-            raise SandboxLost(_GONE) from error
-        return True
+        return send_request(self._control, action, fds, gone=_GONE)
 
 
 class _Reading:
