@@ -1,0 +1,244 @@
+"""Measures the head of a cluster: entries per second beside plain appends, and where it saturates with many nodes.
+
+    python bench/cluster.py [--json] [--nodes 1000] [--places 64] [--seconds 20]
+
+`entries`: the same turns and events appended to a log by this process, and sent through a node's outbox (pickled, in
+batches, acknowledged) into a log; processor time of this process, so Ray's own share (1 ms a batch) is not in it.
+`simulation`: the real dispatcher, queue and log; nodes are stubs in this process, whose rollouts log what a short
+agent's do, as fast as the head takes it. It says how many rollouts a second one head can take to their ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import pickle
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from rollcage.agents.nop import Nop
+from rollcage.cluster.flow import Flow
+from rollcage.cluster.goods import Goods
+from rollcage.cluster.head import Head
+from rollcage.cluster.messages import Batch, GateState, Hello, Load, Order, Welcome
+from rollcage.cluster.options import Cluster, NodeInfo
+from rollcage.cluster.outbox import Outbox
+from rollcage.events import AgentEmitted, Ended, Event, Queued, StageEnded, StageStarted, TurnEnded
+from rollcage.gateway import Gateway
+from rollcage.rollout.run import RolloutDeps
+from rollcage.runner import Registry, Runner, StartOptions
+from rollcage.runner.executor import Execution
+from rollcage.sandboxes.images import ImageStore
+from rollcage.sandboxes.in_process import InProcessProvider
+from rollcage.sandboxes.layers import LayerStore
+from rollcage.settings import Settings
+from rollcage.store import Store
+from rollcage.store.work import WorkStore
+from rollcage.types import NO_MODEL, AgentSpec, Job, Outcome, SandboxSpec, Stage, Task
+from store import conversation
+
+JOB = Job(task=Task(instruction="bench"), model=NO_MODEL, agent=AgentSpec(name="nop"), sandbox=SandboxSpec(backend="x"))
+STAGES = (Stage.PROVISION, Stage.SETUP, Stage.AGENT, Stage.VERIFY)
+
+
+def short_rollout(turns: int) -> list[Event]:
+    """What a rollout of so many turns logs."""
+    said: list[Event] = []
+    for turn in conversation(turns, tokens=100):
+        said += [TurnEnded(turn=turn), AgentEmitted(raw={"type": "text", "text": "x" * 400}), AgentEmitted()]
+    events: list[Event] = []
+    for stage in STAGES:
+        inside = said if stage is Stage.AGENT else []
+        events += [StageStarted(stage=stage), *inside, StageEnded(stage=stage, seconds=1.0)]
+    return [*events, Ended(outcome=Outcome.FINISHED)]
+
+
+async def entries(folder: Path, turns: int, rollouts: int) -> dict[str, float]:
+    """Processor time per entry: appended here, and through an outbox."""
+    events = short_rollout(turns)
+    names = [f"r{number}" for number in range(rollouts)]
+
+    async def plain(store: Store, name: str) -> None:
+        await store.append(name, Queued(job=JOB))
+        for event in events:
+            await store.append(name, event)
+
+    async def sent(store: Store, outbox: Outbox, name: str) -> Flow:
+        await store.append(name, Queued(job=JOB))
+
+        async def log(event: Event) -> None:
+            await store.append(name, event)
+
+        deps = RolloutDeps(InProcessProvider(), Nop(), None)  # type: ignore[arg-type]
+        flow = Flow(Execution(name, JOB, deps, log, ""), 1)
+        flows[name] = flow
+        for event in events:
+            number = await outbox.put(name, 1, pickle.dumps(event, 5))
+            if isinstance(event, TurnEnded):
+                await outbox.delivered(number)
+        await flow.over.wait()
+        return flow
+
+    async def follow(outbox: Outbox) -> None:
+        while True:
+            parcels = await outbox.news(10)
+            by_name: dict[str, list[Any]] = {}
+            for parcel in parcels:
+                by_name.setdefault(parcel.name, []).append(parcel)
+            await asyncio.gather(*(flows[name].commit(some) for name, some in by_name.items()))
+            if parcels:
+                outbox.acknowledge(parcels[-1].number)
+
+    found: dict[str, float] = {}
+    flows: dict[str, Flow] = {}
+    for kind in ("plain", "sent", "plain", "sent"):
+        async with Store.open(folder / f"{kind}{len(found)}{time.time()}.db") as store:
+            began = time.process_time()
+            async with anyio.create_task_group() as tasks:
+                if kind == "sent":
+                    outbox = Outbox()
+                    follower = asyncio.create_task(follow(outbox))
+                for name in names:
+                    tasks.start_soon(*((plain, store, name) if kind == "plain" else (sent, store, outbox, name)))
+            spent = time.process_time() - began
+            if kind == "sent":
+                follower.cancel()
+        found[kind] = min(spent, found.get(kind, spent))
+    number = rollouts * (len(events) + 1)
+    return {
+        "entries": number,
+        "plain_per_cpu_second": number / found["plain"],
+        "sent_per_cpu_second": number / found["sent"],
+        "ratio": found["plain"] / found["sent"],
+    }
+
+
+class StubNode:
+    """A node whose rollouts log what they have, as fast as the head takes it."""
+
+    def __init__(self, events: Sequence[bytes]) -> None:
+        self._events, self._outbox, self._running = events, Outbox(), 0
+
+    async def open(self, hello: Hello) -> Welcome:
+        from importlib.metadata import version
+
+        return Welcome(version("rollcage"), 0, b"", True, frozenset())
+
+    async def exchange(self, acknowledged: int) -> Batch:
+        self._outbox.acknowledge(acknowledged)
+        return Batch(await self._outbox.news(3), Load(self._running), [])
+
+    async def run(self, order: Order, key: str) -> None:
+        self._running += 1
+        for data in self._events:
+            await self._outbox.put(order.name, order.attempt, data)
+        self._running -= 1
+
+    async def abort(self, name: str, attempt: int) -> None: ...
+    async def gate(self, state: GateState) -> None: ...
+    async def watch(self, token: str, name: str) -> None: ...
+    async def receive(self, name: str, pieces: object) -> None: ...
+    async def missing(self, names: frozenset[str]) -> frozenset[str]:
+        return frozenset()
+
+    def end(self) -> None: ...
+
+
+class StubNodes:
+    """Many of them."""
+
+    def __init__(self, nodes: int, places: int, events: Sequence[bytes]) -> None:
+        self._infos = [NodeInfo(id=f"n{n}", address=f"10.0.0.{n}", resources={"CPU": places}) for n in range(nodes)]
+        self._events = events
+
+    async def nodes(self) -> Sequence[NodeInfo]:
+        return self._infos
+
+    def connect(self, node: NodeInfo, places: int) -> StubNode:
+        return StubNode(self._events)
+
+    def stored(self, pieces: list[bytes]) -> object:
+        return pieces
+
+
+async def simulation(folder: Path, nodes: int, places: int, seconds: float, turns: int) -> dict[str, float]:
+    """Rollouts that one head takes to their ends, with so many nodes and places."""
+    events = [pickle.dumps(event, 5) for event in short_rollout(turns)]
+    settings = Settings(home=folder)
+    goods = Goods(ImageStore(folder / "images", LayerStore(folder / "layers")), WorkStore(folder / "trees", 1))
+    cluster = Cluster(resources={"CPU": 1}, places=places, lease_s=600)
+    async with (
+        Gateway.open() as gateway,
+        Store.open(folder / "simulation.db") as store,
+        Head.open(
+            settings,
+            cluster,
+            StubNodes(nodes, places, events),
+            registry := Registry({"x": InProcessProvider()}, {"nop": Nop()}, gateway),
+            goods,
+        ) as head,
+        Runner.open(store, registry, at_once=nodes * places, executor=head) as runner,
+    ):
+        while sum(node.state == "ready" for node in head.nodes.values()) < nodes:
+            await anyio.sleep(0.1)
+        ended, began, cpu = 0, time.monotonic(), time.process_time()
+
+        async def keep_busy() -> None:
+            nonlocal ended
+            while True:
+                for rollout_id in await runner.start_all([(JOB, StartOptions())] * 16):
+                    await runner.over(str(rollout_id))
+                    ended += 1
+
+        with anyio.move_on_after(seconds):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(min(8, nodes)):
+                    tasks.start_soon(keep_busy)
+        wall, spent = time.monotonic() - began, time.process_time() - cpu
+    return {
+        "nodes": nodes,
+        "places": places,
+        "entries_per_rollout": len(events) + 1,
+        "rollouts": ended,
+        "cpu_ms_per_rollout": 1000 * spent / max(1, ended),
+        "rollouts_per_cpu_second": ended / spent,
+        "wall_s": wall,
+        "rollouts_of_five_minutes_that_keep_one_core_busy": 300 * ended / spent,
+    }
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "sim").mkdir()
+        return {
+            "entries": await entries(Path(folder), options.turns, 8),
+            "simulation": await simulation(
+                Path(folder) / "sim", options.nodes, options.places, options.seconds, options.turns
+            ),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--places", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--turns", type=int, default=10)
+    options = parser.parse_args()
+    found = anyio.run(measure, options, backend_options={"use_uvloop": True})
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return
+    for part, numbers in found.items():
+        print(part, *(f"  {name}: {value:,.2f}" for name, value in numbers.items()), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
