@@ -23,6 +23,7 @@ from rollcage.events import (
     Entry,
     Event,
     FilesCollected,
+    Progress,
     Queued,
     Rollout,
     Scored,
@@ -72,6 +73,7 @@ def hostile_log(evil: str) -> list[Entry]:
     events: list[Event] = [
         Queued.model_construct(job=job, owner=evil),
         StageStarted(stage=Stage.AGENT),
+        Progress(stage=Stage.PROVISION, message=evil),
         BoxOpened(sandbox_id=evil, backend=evil, notes=(evil,)),
         CommandStarted(stage=Stage.SETUP, command=evil),
         *command(Stage.SETUP, evil, 1, evil),
