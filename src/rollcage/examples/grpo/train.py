@@ -25,6 +25,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import torch
 from datasets import Dataset
 from engine import Engine
+from plot import plot
 from tasks import COMMANDS, HELD_OUT, MOST_TOKENS, TRAINING, questions, task, teacher
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, logging
 from trl import GRPOConfig, GRPOTrainer
@@ -169,23 +170,6 @@ def grpo(model, tokenizer, engine: Engine, options: argparse.Namespace, endpoint
     return steps
 
 
-def plot(steps: list[dict], path: Path) -> None:
-    """Reward over steps."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    at = [step["step"] for step in steps]
-    axes.plot(at, [step["mean_reward"] for step in steps], marker="o", label="mean reward")
-    axes.plot(at, [step["answered"] / step["rollouts"] for step in steps], "--", label="wrote an answer")
-    axes.plot(at, [step["right"] / step["rollouts"] for step in steps], ":", label="was right")
-    axes.set(xlabel="step", ylim=(0, 1), title="GRPO, SmolLM2-135M on two CPU cores")
-    axes.legend()
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", type=Path, required=True, help="what scripts/vllm.sh made")
@@ -237,7 +221,7 @@ def main() -> None:
         lap("training")
         after = collect([task(question) for question in held], each, temperature=1.0, **endpoint)
         lap("evaluation after")
-    plot(steps, options.out / "reward.png")
+    plot({f"seed {options.seed}": steps}, options.out / "reward.png")
     few = min(4, len(steps))
     mean = [sum(step["mean_reward"] for step in part) / few for part in (steps[:few], steps[-few:])]
     summary = {
