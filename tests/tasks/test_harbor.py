@@ -61,6 +61,16 @@ def test_fields_come_to_what_a_task_has() -> None:
     assert any("shade, environment.weather" in notice for notice in load(FOLDERS / "unknown-fields").notices)
 
 
+def test_scripts_that_fetch_something_are_told_by_line_before_they_run(tmp_path: Path) -> None:
+    folder = copied(tmp_path, "greeting")
+    assert not any("network:" in notice for notice in load(folder).notices)
+    (folder / "solution" / "solve.sh").write_text("#!/bin/bash\n# curl is not used\ncd /app && pip install attrs\n")
+    (folder / "tests" / "test.sh").write_text("#!/bin/bash\napt-get update\nuvx pytest\n")
+    told = "\n".join(load(folder).notices)
+    assert "solve.sh:3: `pip install` may want a network" in told
+    assert "test.sh:2: `apt-get update` may want a network: the verifier reaches only what --verify-hosts" in told
+
+
 def test_only_comments_that_mark_a_public_task_are_left_out_of_its_instruction() -> None:
     marks = "<!-- a canary 12-34 -->\n# canary GUID 56\n\n"
     assert strip_canary(f"{marks}Keep a canary.\n# canary of the text\n") == "Keep a canary.\n# canary of the text\n"

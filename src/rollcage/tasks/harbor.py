@@ -40,6 +40,10 @@ _CANARY = re.compile(r"\s*(<!--.*\bcanary\b.*-->|#.*\bcanary\b.*)\s*", re.IGNORE
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _ROOT = (None, "", "root", 0, "0")
 _HERE = ("localhost", "127.0.0.1", "main")
+_FETCHES = re.compile(
+    r"(?:^|[;&|(]|\bsudo)\s*((?:apt|apt-get|pip3?|npm) install|apt-get update|uvx?|curl|wget|git clone)\b"
+)
+"""Commands that fetch something, where a line of a script begins with one."""
 _STEP_NAME = re.compile(r"(?!\.{1,2}$)[^/\x00-\x1f]{1,200}")
 _VERIFY_S = 600.0
 _ARTIFACTS = "/logs/artifacts"
@@ -154,8 +158,10 @@ class _Reader:
             "limits": limits,
             **self._judge(config, step, below),
         }
+        self._note_network(f"{below}tests/test.sh", "the verifier reaches only what --verify-hosts allows")
         solutions = [name for name in (f"{below}solution", "solution") if (self._folder / name / "solve.sh").is_file()]
         if solutions:
+            self._note_network(f"{solutions[0]}/solve.sh", "the agent, and so its solution, has no network here")
             piece["solution_tree"] = self._tree(solutions[0])
             piece["solution_script"] = _solving(self._values("solution.env", config.solution.env))
         if step:
@@ -340,6 +346,15 @@ class _Reader:
             self._notices.append(f"{place}: environment.skills_dir is ignored")
         if config.artifacts and not any(table.separate for table in verifiers.values()):
             self._notices.append(f"{place}: artifacts are not taken out; the verifier sees everything anyhow")
+
+    def _note_network(self, name: str, why: str) -> None:
+        """Say which line of a script fetches something, before it fails in a box that cannot."""
+        path = self._folder / name
+        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+        for number, line in enumerate(lines, 1):
+            if not line.lstrip().startswith("#") and (found := _FETCHES.search(line)):
+                self._notices.append(f"{path}:{number}: `{found[1]}` may want a network: {why}")
+                return
 
     def _at(self, what: str) -> str:
         """The file, and the line of the field that a complaint begins with."""
