@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,9 @@ from rollcage.errors import SandboxError, SetupError, UsageError
 from rollcage.sandboxes.images import dockerfile
 from rollcage.sandboxes.images.dockerfile import ImageBuilder, build_dockerfile, builder
 from rollcage.sandboxes.local.provider import LocalProvider
-from support.container_engine import need_buildah
+from support.commands import rollcage
+from support.container_engine import need_base, need_buildah
+from support.paths import ROOT
 
 pytestmark = pytest.mark.anyio
 
@@ -83,6 +87,39 @@ async def test_what_cannot_begin_is_said(
         await build_dockerfile(provider, "x", context, silent)
     with pytest.raises(UsageError, match="no Dockerfile"):
         await build_dockerfile(provider, "x", context.parent, silent)
+
+
+def test_doctor_names_the_builder(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rollcage.cli.findings import image_builder
+
+    monkeypatch.setattr(dockerfile, "TOOLS", (ImageBuilder("sh", (), lambda tag, to: ()),))
+    assert image_builder().detail.endswith("/sh") and not image_builder().remedy
+    monkeypatch.setattr(dockerfile, "TOOLS", (ImageBuilder("no-such-builder", (), lambda tag, to: ()),))
+    assert "none of no-such-builder" in image_builder().detail and "buildah" in image_builder().remedy
+
+
+@pytest.mark.slow
+def test_a_task_s_image_is_built_with_apt_on_a_base_of_debian_s_packages(tmp_path: Path) -> None:
+    """Two tasks on one base, by `run --build`, and their layers are shared."""
+    tmp_path.chmod(0o755)
+    need_base(tmp_path, "rollcage-test-base")
+    tags: list[str] = []
+    try:
+        for name, more in (("plain", ""), ("apt", "RUN apt-get update && apt-get install -y figlet && figlet hi\n")):
+            folder = Path(shutil.copytree(ROOT / "tests/data/harbor/dockerfile", tmp_path / name))
+            with (folder / "environment/Dockerfile").open("a") as file:
+                file.write(more)
+            for agent, reward in (("oracle", 1.0), ("nop", 0.0)):
+                ended = rollcage(tmp_path, "run", str(folder), "--build", "--agent", agent, "--json")
+                assert json.loads(ended.stdout)["reward"] == reward, ended.stderr[-2000:]
+        images = json.loads(rollcage(tmp_path, "image", "ls", "--json").stdout)
+        tags = [f"localhost/rollcage/{image['name']}" for image in images]
+        assert [image["shared_bytes"] > 10 * image["own_bytes"] for image in images].count(True) >= 1
+        assert len({image["shared_bytes"] for image in images}) == 1 and len(images) == 2
+    except subprocess.TimeoutExpired:
+        pytest.skip("this machine is too busy to build two images")
+    finally:
+        subprocess.run(["buildah", "rmi", "--force", "rollcage-test-base", *tags], check=False, capture_output=True)
 
 
 @pytest.mark.slow

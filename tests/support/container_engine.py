@@ -102,6 +102,28 @@ def need_buildah() -> None:
         pytest.skip("buildah is not installed; scripts/container.sh buildah installs it")
 
 
+def need_base(folder: Path, tag: str) -> None:
+    """A base image of Debian's packages, made here and tagged so; skip where their mirror gives nothing in time."""
+    need_buildah()
+    _install("mmdebstrap")
+    sources = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("debian.sources"))]
+    mirror = next((str(path) for path in sources if path.is_file()), "")
+    if not shutil.which("mmdebstrap") or not mirror:
+        pytest.skip("mmdebstrap or Debian's sources are not here")
+    release = subprocess.run(["sh", "-c", ". /etc/os-release; echo $VERSION_CODENAME"], capture_output=True, text=True)
+    archive = folder / "base.tar"
+    make = ["mmdebstrap", "--quiet", "--variant=minbase", "--include=ca-certificates", release.stdout.strip()]
+    try:
+        made = subprocess.run([*make, str(archive), mirror], capture_output=True, text=True, timeout=400)
+    except subprocess.TimeoutExpired:
+        pytest.skip("a base was not made in time")
+    if made.returncode:
+        pytest.skip(f"a base cannot be made: {made.stderr[-300:]}")
+    script = 'c=$(buildah from scratch) && buildah add -q $c "$1" / && buildah commit -q $c "$2"; buildah rm $c'
+    subprocess.run(["bash", "-c", script, "base", str(archive), tag], check=True, capture_output=True)
+    archive.unlink()
+
+
 def _install(*programs: str) -> None:
     """In CI, what is missing; elsewhere nobody's machine is changed by a test."""
     if os.environ.get("CI") in ("true", "1"):

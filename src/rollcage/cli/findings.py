@@ -60,6 +60,7 @@ async def findings(settings: Settings, request: EndpointRequest) -> AsyncIterato
         yield finding
     yield await _agent(settings)
     yield _other_agents(settings)
+    yield image_builder()
     yield _server()
     if request.names_something:
         yield await _endpoint(request, settings)
@@ -182,6 +183,20 @@ def _other_agents(settings: Settings) -> Finding:
     detail = f"installed: {', '.join(here) or 'none'}; not yet: {', '.join(missing) or 'none'}"
     remedy = f"fetched when first used; now: {program()} agent install {missing[0]}" if missing else ""
     return Finding(name="other agents", ok=True, needed=False, detail=detail, remedy=remedy)
+
+
+def image_builder() -> Finding:
+    """Who builds the Dockerfiles of task folders."""
+    import shutil
+
+    from rollcage.sandboxes.images.dockerfile import TOOLS, builder
+
+    tool, known = builder(), ", ".join(each.name for each in TOOLS)
+    if tool:
+        return Finding(name="image builder", ok=True, needed=False, detail=f"{shutil.which(tool.name)}")
+    detail = f"none of {known}; images of Dockerfiles cannot be built here"
+    remedy = "apt-get install buildah"
+    return Finding(name="image builder", ok=True, needed=False, detail=detail, remedy=remedy)
 
 
 def _server() -> Finding:
