@@ -8,7 +8,7 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 npm init --yes >/dev/null
 npm install --silent --no-audit --no-fund preact@11.2.0 @preact/signals@2.11.4 htm@3.1.1 esbuild@0.28.2 \
-  swagger-ui-dist@5.34.1
+  swagger-ui-dist@5.34.1 marked@18.2.0 highlight.js@11.12.0
 
 # The page at /web: Preact in one file.
 cat >entry.js <<'ENTRY'
@@ -24,6 +24,22 @@ npx esbuild entry.js --bundle --minify --format=esm --target=es2022 --legal-comm
   echo "// Preact, its hooks and signals (MIT, Jason Miller and contributors) and htm (Apache-2.0), bundled by scripts/vendor_web.sh."
   cat bundle.js
 } >"$target/preact.js"
+
+# Markdown and code: what they are made of, as trees. Neither library makes HTML here; the page draws the trees itself.
+cat >markdown_entry.js <<'ENTRY'
+export { lexer } from "marked";
+import hljs from "highlight.js/lib/common";
+export function highlight(code, language) {
+  if (!hljs.getLanguage(language)) return null;
+  return hljs.highlight(code, { language, ignoreIllegals: true })._emitter.rootNode;
+}
+ENTRY
+npx esbuild markdown_entry.js --bundle --minify --format=esm --target=es2022 --legal-comments=none --outfile=markdown.js
+{
+  echo "// marked (MIT) and highlight.js (BSD-3-Clause), bundled by scripts/vendor_web.sh; see markdown.LICENSE.txt."
+  cat markdown.js
+} >"$target/markdown.js"
+cat node_modules/marked/LICENSE node_modules/highlight.js/LICENSE >"$target/markdown.LICENSE.txt"
 
 # The page at /docs: Swagger UI as it was published, less the name of a source map that does not ship.
 swagger=node_modules/swagger-ui-dist

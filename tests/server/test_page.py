@@ -86,6 +86,11 @@ async def test_abort_stops_a_running_rollout(browser: Browser, tmp_path: Path) -
         async with tab(browser, f"{server.url}/web/#/rollouts/{rollout_id}") as watched:
             await expect(watched.page.locator(".timeline .agent.here")).to_be_visible()
             await watched.page.get_by_role("button", name="Abort").click()
+            # It asks first, and no answer is no.
+            await watched.page.get_by_role("button", name="Let it run").click()
+            assert (await client.state(rollout_id)).outcome is None
+            await watched.page.get_by_role("button", name="Abort").click()
+            await watched.page.get_by_role("button", name="Abort it").click()
             await expect(watched.page.locator(".verdict .outcome")).to_have_text("aborted")
             await expect(watched.page.get_by_role("button", name="Abort")).to_have_count(0)
 

@@ -11,9 +11,11 @@ import anyio
 import pytest
 from playwright.async_api import Browser, Page, async_playwright, expect
 
-from rollcage.events import Ended, Event, Queued, Scored
+from rollcage.evaluation.batches import BatchPlan, TaskRef
+from rollcage.events import Ended, Event, Queued, Scored, TurnEnded
 from rollcage.store import Store
-from rollcage.types import Endpoint, Job, Outcome, Reward, Task
+from rollcage.store.batches import add_to_batch
+from rollcage.types import Endpoint, Job, Outcome, Reward, Task, Turn
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (apt-get install chromium)")
@@ -93,3 +95,27 @@ def ended_rollout(task_id: str, reward: float | None, instruction: str = "Do it.
     outcome = Outcome.SETUP_FAILED if reward is None else Outcome.FINISHED
     error = "setup_failed: it broke" if reward is None else None
     return [Queued(job=job), *scored, Ended(outcome=outcome, error=error)]
+
+
+async def write_batch(home: Path, name: str, cells: dict[tuple[str, str], list[float | None]], tokens: int = 0) -> None:
+    """A made-up batch that is over: by task and model, the reward of each sample; None: its setup broke."""
+    tasks = tuple(TaskRef(id=task, digest="d") for task in dict.fromkeys(task for task, _ in cells))
+    models = tuple(dict.fromkeys(model for _, model in cells))
+    plan = BatchPlan(name=name, models=models, tasks=tasks, n=max(map(len, cells.values())))
+    logs: list[tuple[str, list[Event]]] = []
+    for number, cell in enumerate(plan.cells()):
+        rewards = cells.get((cell.task.id, cell.model), [])
+        if cell.sample > len(rewards):
+            continue
+        first, *rest = ended_rollout(cell.task.id, rewards[cell.sample - 1])
+        assert isinstance(first, Queued)
+        job = first.job.model_copy(update={"model": Endpoint(base_url="http://h/v1", model=cell.model)})
+        placed = first.model_copy(update={"job": job, "batch": cell.place(name, "opencode", 1)})
+        usage = {"completion_tokens": tokens, "prompt_tokens": 2 * tokens}
+        turns: list[Event] = [TurnEnded(turn=Turn(index=0, request={}, usage=usage))] if tokens else []
+        logs.append((f"{name}-{number:05}", [placed, *turns, *rest]))
+    async with Store.open(home / "rollouts.db") as store:
+        await add_to_batch(store, name, "planned", plan.model_dump(mode="json"))
+        await add_to_batch(store, name, "began")
+        await add_to_batch(store, name, "done")
+    await write_logs(home, logs)

@@ -56,7 +56,7 @@ def test_an_answer_that_came_back_as_other_tokens_begins_a_sequence_and_says_whe
     (found,) = second.breaks
     assert (found.kind, found.turn, found.after, found.position) == ("answer", 1, 0, 3)
     assert (found.expected, found.found, found.expected_text) == ((4, 5), (40, 50, 6), "<4><5>")
-    assert "token 1 of the answer of turn 0" in found.reason
+    assert "token 1 of the answer of turn 1" in found.reason
 
 
 def test_a_change_before_the_answer_is_told_from_one_inside_it() -> None:

@@ -33,6 +33,7 @@ from rollcage.cli import (
     sandbox,
     serve,
     tasks,
+    view,
 )
 from rollcage.cli.codes import BROKEN, HELP, INTERNAL, INTERRUPTED, NOT_READY, PIPE_CLOSED, USAGE
 
@@ -66,6 +67,8 @@ for _command in (
         reading.ls,
         reading.show,
         serve.serve,
+        view.view,
+        view.bundle,
         nodes.nodes,
         doctor.doctor,
         doctor.setup,

@@ -229,7 +229,7 @@ def result_of(rollout: Rollout) -> RolloutResult:
         patch_truncated=rollout.patch_truncated,
         workdir_files=files,
         agent_log_tail=_log_tail(rollout.agent_events),
-        proxy_log_tail="\n".join(f"turn {turn.index}: {turn.error}" for turn in rollout.turns if turn.error),
+        proxy_log_tail="\n".join(f"turn {turn.index + 1}: {turn.error}" for turn in rollout.turns if turn.error),
         install_log_tail="\n".join(rollout.notes),
         verifier_stdout=test.stdout if test else "",
         verifier_stderr=test.stderr if test else "",

@@ -30,7 +30,9 @@ from rollcage.schema.views import (
 from rollcage.schema.writing import json_of
 from rollcage.server import api_batches, api_environments, api_groups, api_page, problems
 from rollcage.server.auth import Caller, caller_of
+from rollcage.server.batches import BatchReader
 from rollcage.server.problems import documented
+from rollcage.server.reading import LogReader
 from rollcage.server.service import Service
 from rollcage.server.stream import EventStream
 from rollcage.store import Query as StoreQuery
@@ -92,6 +94,7 @@ def build(service: Service) -> FastAPI:
     )
     problems.install(app)
     app.include_router(_rollouts(service))
+    app.include_router(_listing(service))
     app.include_router(_following(service))
     app.include_router(_reading(service))
     app.include_router(api_environments.router(service.environments))
@@ -100,6 +103,19 @@ def build(service: Service) -> FastAPI:
     app.include_router(api_groups.gateway_router(service.groups))
     app.include_router(_machine(service))
     app.include_router(api_page.router(service))
+    app.include_router(api_page.trying_router(service))
+    return app
+
+
+def build_reading(reader: LogReader, batches: BatchReader) -> FastAPI:
+    """The part of it that only reads: nothing can be started or stopped."""
+    app = FastAPI(title="rollcage", version=version("rollcage"), docs_url=None, redoc_url=None, openapi_url=None)
+    problems.install(app)
+    app.include_router(_listing(reader))
+    app.include_router(_following(reader))
+    app.include_router(_reading(reader))
+    app.include_router(api_batches.reading_router(batches))
+    app.include_router(api_page.router(reader))
     return app
 
 
@@ -132,6 +148,26 @@ def _rollouts(service: Service) -> APIRouter:
         location = f"/rollouts/{started.rollout_id}"
         return _small(started, 200 if started.joined else 201, Location=location)  # type: ignore[return-value]
 
+    @router.delete("/rollouts/{rollout_id}", responses=documented(404, 422, 503))
+    async def abort_rollout(
+        rollout_id: Id,
+        by: By,
+        reason: Annotated[str, Query(max_length=1000, description="Kept in the log.")] = "",
+        wait_s: Annotated[float, Query(ge=0, le=600, description="Answer only when it has ended.")] = 0,
+    ) -> Aborted:
+        """Stop a rollout: the model call in flight is cut, the agent dies, the box is gone."""
+        aborted = await service.abort(rollout_id, by, reason=reason)
+        if aborted.aborted and wait_s:
+            await service.over(rollout_id, by, wait_s)
+        return _small(aborted)  # type: ignore[return-value]
+
+    return router
+
+
+def _listing(service: LogReader) -> APIRouter:
+    """Which there are, and where each is."""
+    router = APIRouter(tags=["rollouts"])
+
     @router.get("/rollouts", responses=documented(422, 503))
     async def list_rollouts(
         by: By,
@@ -145,19 +181,6 @@ def _rollouts(service: Service) -> APIRouter:
     async def get_rollout(rollout_id: Id, by: By) -> RolloutState:
         """Where a rollout is: its stage, its place in the queue, its turns so far."""
         return _small(await service.state(rollout_id, by))  # type: ignore[return-value]
-
-    @router.delete("/rollouts/{rollout_id}", responses=documented(404, 422, 503))
-    async def abort_rollout(
-        rollout_id: Id,
-        by: By,
-        reason: Annotated[str, Query(max_length=1000, description="Kept in the log.")] = "",
-        wait_s: Annotated[float, Query(ge=0, le=600, description="Answer only when it has ended.")] = 0,
-    ) -> Aborted:
-        """Stop a rollout: the model call in flight is cut, the agent dies, the box is gone."""
-        aborted = await service.abort(rollout_id, by, reason=reason)
-        if aborted.aborted and wait_s:
-            await service.over(rollout_id, by, wait_s)
-        return _small(aborted)  # type: ignore[return-value]
 
     return router
 
@@ -210,7 +233,7 @@ FOLLOWED: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _following(service: Service) -> APIRouter:
+def _following(service: LogReader) -> APIRouter:
     """What one rollout does, as it happens."""
     router = APIRouter(prefix="/rollouts/{rollout_id}", tags=["one rollout"])
 
@@ -247,7 +270,7 @@ def _following(service: Service) -> APIRouter:
     return router
 
 
-def _reading(service: Service) -> APIRouter:
+def _reading(service: LogReader) -> APIRouter:
     """What one rollout came to."""
     router = APIRouter(prefix="/rollouts/{rollout_id}", tags=["one rollout"])
 

@@ -16,7 +16,7 @@ from rollcage.runner.batch import batch_view, is_running
 from rollcage.schema.batches import BatchRequest
 from rollcage.schema.writing import json_of
 from rollcage.server.auth import Caller, caller_of
-from rollcage.server.batches import BatchService
+from rollcage.server.batches import BatchReader, BatchService
 from rollcage.server.problems import documented
 from rollcage.store.batches import LIGHT, batch_events, batch_names
 from rollcage.types import JsonObject, Value
@@ -72,7 +72,7 @@ async def _answer(work: Any, status: int = 200) -> Any:
 
 def router(batches: BatchService) -> APIRouter:
     """Batches as resources."""
-    router, store, visible = APIRouter(tags=["batches"]), batches.store, batches.view
+    router = APIRouter(tags=["batches"])
 
     @router.post(
         "/batches",
@@ -93,6 +93,14 @@ def router(batches: BatchService) -> APIRouter:
         """Stop what runs of a batch, and begin nothing more of it; one that is over stays as it is."""
         report = await batches.cancel(name, by)
         return await _answer(lambda: report)  # type: ignore[no-any-return]
+
+    router.include_router(reading_router(batches))
+    return router
+
+
+def reading_router(batches: BatchReader) -> APIRouter:
+    """What there is to know of them."""
+    router, store, visible = APIRouter(), batches.store, batches.view
 
     @router.get("/batches", responses=documented(422, 503))
     async def list_batches(by: By, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> BatchPage:

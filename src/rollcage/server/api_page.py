@@ -1,4 +1,4 @@
-"""What the web page reads beyond the API: the board of all rollouts, a log without its bulk, the tokens of one turn.
+"""What the web page reads beyond the API: the board of all rollouts, a log without its bulk, a turn's tokens.
 
 The page looks on, often at many long rollouts at once; it gets what it shows and no more.
 """
@@ -12,6 +12,7 @@ from typing import Annotated
 
 import anyio
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from pydantic import Field
 from starlette.responses import Response, StreamingResponse
 
 from rollcage.errors import UnknownRollout
@@ -20,12 +21,17 @@ from rollcage.schema.request import RolloutRequest
 from rollcage.schema.views import RolloutState
 from rollcage.schema.writing import json_of, on_one_line
 from rollcage.server.auth import Caller, caller_of
+from rollcage.server.checking import all_problems
 from rollcage.server.compact import compact, compact_turn
 from rollcage.server.feeds import FeedLine
+from rollcage.server.prompts import PromptText, ask_engine, prompt_text
+from rollcage.server.reading import LogReader, state_of
 from rollcage.server.service import Service
 from rollcage.server.stream import HEARTBEAT_S, EventStream, frame
 from rollcage.store import Query as StoreQuery
-from rollcage.types import Stage
+from rollcage.store import Summary
+from rollcage.trajectory.export import Format, rows_of
+from rollcage.types import Blame, JsonObject, Stage, Turn, Value
 
 LOOK_S = 0.5
 """How often the board is read while somebody looks at it."""
@@ -42,29 +48,53 @@ def _caller(request: Request) -> Caller:
 
 By = Annotated[Caller, Depends(_caller)]
 Id = Annotated[str, Path(max_length=100)]
+Seq = Annotated[int, Path(ge=1, le=1 << 53)]
 
 
-def router(service: Service) -> APIRouter:
-    """The page's own addresses. They change with the page; programs use the API."""
+class BoardRow(RolloutState):
+    """A rollout in the page's list."""
+
+    blame: Blame | None = None
+    batch: str = ""
+    batch_task: str = ""
+    batch_model: str = ""
+    sample: int = 0
+    group_id: str = ""
+    origin: str = ""
+    """The rollout that it replays or was forked from."""
+    origin_how: str = ""
+
+
+def board_row(summary: Summary, position: int | None = None) -> BoardRow:
+    """A rollout as the page lists it."""
+    names = ("blame", "batch", "batch_task", "batch_model", "sample", "group_id", "origin", "origin_how")
+    more = {name: getattr(summary, name) for name in names}
+    return BoardRow(**dict(state_of(summary, position)), **more)
+
+
+class ExportRequest(Value):
+    """Rollouts that are wanted as a file."""
+
+    ids: tuple[str, ...] = Field(min_length=1, max_length=10_000)
+    format: Format = "sequences"
+
+
+class CheckedRequest(Value):
+    """What is wrong with the arguments of a rollout: all of it."""
+
+    problems: list[JsonObject]
+    """`{argument, message, remedy}` each; names of arguments stand in a remedy in braces."""
+
+
+def router(reader: LogReader) -> APIRouter:
+    """The page's own addresses that only read. They change with the page; programs use the API."""
     router = APIRouter(prefix="/page", include_in_schema=False)
-
-    @router.get("/arguments")
-    async def arguments() -> Response:
-        """The arguments of a rollout as JSON Schema: what the form is made from."""
-        return Response(json.dumps(RolloutRequest.model_json_schema()), media_type="application/json")
 
     @router.get("/board")
     async def board(by: By) -> Response:
         """Every rollout's row, then those that change, as server-sent events."""
         headers = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
-        return StreamingResponse(_board(service, by), media_type="text/event-stream", headers=headers)
-
-    @router.get("/nodes")
-    async def nodes(by: By) -> Response:
-        """The machines of the cluster, for those who may see them, and whether there is a cluster."""
-        found = service.runner.nodes if by.admin else []
-        body = {"cluster": service.clustered and by.admin, "nodes": [node.model_dump(mode="json") for node in found]}
-        return Response(json.dumps(body), media_type="application/json")
+        return StreamingResponse(_board(reader, by), media_type="text/event-stream", headers=headers)
 
     @router.get("/rollouts/{rollout_id}/events")
     async def events(
@@ -76,22 +106,84 @@ def router(service: Service) -> APIRouter:
         """A rollout's log without its bulk, and what its model says while it says it."""
         if last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 16:
             after = int(last_event_id)
-        state, _ = await service.reached(rollout_id, by)
-        pages = _compact(await service.lines(rollout_id, by, after=after))
-        return EventStream(pages, live=lambda: service.live(rollout_id, by), stage=state.stage)
+        state, _ = await reader.reached(rollout_id, by)
+        pages = _compact(await reader.lines(rollout_id, by, after=after))
+        return EventStream(pages, live=lambda: reader.live(rollout_id, by), stage=state.stage)
 
     @router.get("/rollouts/{rollout_id}/turns/{seq}")
-    async def turn(rollout_id: Id, by: By, seq: Annotated[int, Path(ge=1, le=1 << 53)]) -> Response:
+    async def turn(rollout_id: Id, by: By, seq: Seq) -> Response:
         """The turn in that entry of the log: its tokens with their alternatives, and what was asked."""
-        page = await service.events(rollout_id, by, after=seq - 1, limit=1)
-        event = page.events[0].event if page.events else None
-        if not isinstance(event, TurnEnded) or page.events[0].seq != seq:
-            raise UnknownRollout(f"rollout {rollout_id} has no turn in entry {seq}")
-        found = event.turn
-        body = {**compact_turn(found), "tokens": found.tokens, "request": found.request, "message": found.message}
-        return Response(await anyio.to_thread.run_sync(json.dumps, body), media_type="application/json")
+        found = await _turn(reader, rollout_id, by, seq)
+        return Response(await anyio.to_thread.run_sync(whole_turn, found), media_type="application/json")
+
+    @router.get("/rollouts/{rollout_id}/turns/{seq}/prompt")
+    async def prompt(rollout_id: Id, by: By, seq: Seq) -> PromptText:
+        """What the model saw, token by token, as far as the log tells the texts."""
+        await _turn(reader, rollout_id, by, seq)
+        return await prompt_text(reader.store, rollout_id, seq)
+
+    @router.post("/rollouts/{rollout_id}/turns/{seq}/prompt")
+    async def spelled_prompt(rollout_id: Id, by: By, seq: Seq) -> PromptText:
+        """The same; the engine is asked for the texts that the log does not tell."""
+        await _turn(reader, rollout_id, by, seq)
+        return await ask_engine(reader.store, rollout_id, seq)
+
+    @router.post("/export")
+    async def export(body: ExportRequest, by: By) -> Response:
+        """These rollouts as JSON lines of one format."""
+        for rollout_id in body.ids:
+            await reader.visible(rollout_id, by)
+        return StreamingResponse(_exported(reader, body), media_type="application/x-ndjson")
 
     return router
+
+
+def trying_router(service: Service) -> APIRouter:
+    """The page's own addresses for its form, and for the machines of a cluster."""
+    router = APIRouter(prefix="/page", include_in_schema=False)
+
+    @router.get("/arguments")
+    async def arguments() -> Response:
+        """The arguments of a rollout as JSON Schema: what the form is made from."""
+        return Response(json.dumps(RolloutRequest.model_json_schema()), media_type="application/json")
+
+    @router.get("/nodes")
+    async def nodes(by: By) -> Response:
+        """The machines of the cluster, for those who may see them, and whether there is a cluster."""
+        found = service.runner.nodes if by.admin else []
+        body = {"cluster": service.clustered and by.admin, "nodes": [node.model_dump(mode="json") for node in found]}
+        return Response(json.dumps(body), media_type="application/json")
+
+    @router.post("/check")
+    async def check(body: JsonObject, by: By) -> CheckedRequest:
+        """Everything that is wrong with these arguments; nothing is started."""
+        found = await all_problems(service, body)
+        told = [{"argument": each.argument, "message": each.message, "remedy": each.remedy} for each in found]
+        return CheckedRequest(problems=told)
+
+    return router
+
+
+async def _turn(reader: LogReader, rollout_id: str, caller: Caller, seq: int) -> Turn:
+    page = await reader.events(rollout_id, caller, after=seq - 1, limit=1)
+    event = page.events[0].event if page.events else None
+    if not isinstance(event, TurnEnded) or page.events[0].seq != seq:
+        raise UnknownRollout(f"rollout {rollout_id} has no turn in entry {seq}")
+    return event.turn
+
+
+def whole_turn(turn: Turn) -> str:
+    """A turn as the page shows it, as JSON."""
+    return json.dumps(
+        {**compact_turn(turn), "tokens": list(turn.tokens), "request": turn.request, "message": turn.message}
+    )
+
+
+async def _exported(reader: LogReader, wanted: ExportRequest) -> AsyncGenerator[bytes, None]:
+    for rollout_id in wanted.ids:
+        rollout = await reader.store.rollout(rollout_id)
+        rows = await anyio.to_thread.run_sync(rows_of, rollout, wanted.format)
+        yield await anyio.to_thread.run_sync(lambda: b"".join(json.dumps(row).encode() + b"\n" for row in rows))  # noqa: B023
 
 
 async def _compact(pages: AsyncGenerator[list[FeedLine], None]) -> AsyncGenerator[list[FeedLine], None]:
@@ -107,20 +199,22 @@ def _bulky(line: FeedLine) -> bool:
     return isinstance(line.entry.event, AgentEmitted | TurnEnded | ToolCalled) or line.entry.seq == 1
 
 
-async def _board(service: Service, caller: Caller) -> AsyncGenerator[bytes, None]:
+async def _board(reader: LogReader, caller: Caller) -> AsyncGenerator[bytes, None]:
     """All rows, newest first, then each that is new or has changed."""
-    known: dict[str, RolloutState] = {}
-    cursor: str | None = ""
-    while cursor is not None and len(known) < MOST:
-        page = await service.list(StoreQuery(), caller, cursor=cursor, limit=PAGE)
-        known |= {row.rollout_id: row for row in page.rollouts}
-        yield _rows(page.rollouts)
-        cursor = page.next_cursor
+    known: dict[str, BoardRow] = {}
+    before: int | None = None
+    while len(known) < MOST:
+        page, before = await reader.page(StoreQuery(), caller, before=before, limit=PAGE)
+        rows = [board_row(row, reader.position(row.id)) for row in page]
+        known |= {row.rollout_id: row for row in rows}
+        yield _rows(rows)
+        if before is None:
+            break
     yield frame("ready", b"{}")
     quiet = 0.0
     while True:
         await anyio.sleep(LOOK_S)
-        seen = await _look(service, caller, known)
+        seen = await _look(reader, caller, known)
         changed = [row for row in seen if known.get(row.rollout_id) != row]
         known |= {row.rollout_id: row for row in changed}
         quiet = 0.0 if changed else quiet + LOOK_S
@@ -131,26 +225,27 @@ async def _board(service: Service, caller: Caller) -> AsyncGenerator[bytes, None
             yield b":\n\n"
 
 
-async def _look(service: Service, caller: Caller, known: dict[str, RolloutState]) -> list[RolloutState]:
+async def _look(reader: LogReader, caller: Caller, known: dict[str, BoardRow]) -> list[BoardRow]:
     """The newest rollouts, those that run, and those that ran at the last look."""
-    rows: dict[str, RolloutState] = {}
-    cursor: str | None = ""
-    while cursor is not None and len(rows) < MOST:
-        newest = await service.list(StoreQuery(), caller, cursor=cursor, limit=100)
-        rows |= {row.rollout_id: row for row in newest.rollouts}
+    rows: dict[str, Summary] = {}
+    before: int | None = None
+    while len(rows) < MOST:
+        newest, before = await reader.page(StoreQuery(), caller, before=before, limit=100)
+        rows |= {row.id: row for row in newest}
         # Where many began since the last look, some of them ended too: go back to what was seen then.
-        reached = any(row.rollout_id in known for row in newest.rollouts)
-        cursor = None if reached else newest.next_cursor
-    cursor = ""
-    while cursor is not None:
-        page = await service.list(_OPEN, caller, cursor=cursor, limit=PAGE)
-        rows |= {row.rollout_id: row for row in page.rollouts}
-        cursor = page.next_cursor
+        if before is None or any(row.id in known for row in newest):
+            break
+    before = None
+    while True:
+        page, before = await reader.page(_OPEN, caller, before=before, limit=PAGE)
+        rows |= {row.id: row for row in page}
+        if before is None:
+            break
     for row in known.values():
         if row.outcome is None and row.rollout_id not in rows:
-            rows[row.rollout_id] = await service.state(row.rollout_id, caller)
-    return list(rows.values())
+            rows[row.rollout_id] = await reader.visible(row.rollout_id, caller)
+    return [board_row(row, reader.position(row.id)) for row in rows.values()]
 
 
-def _rows(rows: list[RolloutState]) -> bytes:
+def _rows(rows: list[BoardRow]) -> bytes:
     return frame("rollouts", b"[" + b",".join(on_one_line(json_of(row)) for row in rows) + b"]")

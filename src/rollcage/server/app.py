@@ -16,7 +16,7 @@ import anyio
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse, JSONResponse, RedirectResponse
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse
 from starlette.routing import Match
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -188,6 +188,24 @@ async def _modules() -> Parts:
 
     threading.Thread(target=fetch, name="rollcage-imports", daemon=True).start()
     return await done
+
+
+def page_app(rest: ASGIApp, *, mode: str) -> ASGIApp:
+    """The page, told its mode, at /web; everything else is the other app's."""
+    page = _page()
+    marked = f'<meta charset="utf-8" />\n    <meta name="rollcage-mode" content="{mode}" />'
+    index = (STATIC / "index.html").read_text("utf-8").replace('<meta charset="utf-8" />', marked)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path in ("/web/", "/web/index.html"):
+            await HTMLResponse(index, headers=PAGE_HEADERS)(scope, receive, send)
+        elif path.startswith("/web/"):
+            await page({**scope, "root_path": scope.get("root_path", "") + "/web"}, receive, send)
+        else:
+            await rest(scope, receive, send)
+
+    return app
 
 
 def _page() -> ASGIApp:

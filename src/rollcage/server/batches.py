@@ -21,6 +21,7 @@ from rollcage.schema.batches import BatchRequest
 from rollcage.schema.fingerprint import Conflict
 from rollcage.schema.request import SECRETS, RolloutRequest
 from rollcage.server.auth import Caller
+from rollcage.store import Store
 from rollcage.store.batches import add_to_batch, batch_names
 from rollcage.types import Endpoint
 
@@ -38,12 +39,38 @@ class _Going:
     over: anyio.Event = field(default_factory=anyio.Event)
 
 
-class BatchService:
-    """Batches for many callers: each sees its own, an admin everybody's."""
+class BatchReader:
+    """Batches as the log has them, for many callers: each sees its own, an admin everybody's."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    async def view(self, name: str, caller: Caller) -> BatchView:
+        """A batch as the log has it; UnknownBatch where this caller has none of that name."""
+        if name not in await self._names(caller):
+            raise UnknownBatch(f"no batch {name!r}")
+        return await batch_view(self.store, name)
+
+    async def report(self, name: str, caller: Caller) -> BatchReport:
+        """What it came to so far."""
+        return self._report(await self.view(name, caller))
+
+    async def _names(self, caller: Caller, *, own: bool = False) -> set[str]:
+        whose = None if caller.admin and not own else caller.name
+        known = await batch_names(self.store, caller=whose, limit=1_000_000)
+        return {name for name, _ in known}
+
+    def _report(self, view: BatchView) -> BatchReport:
+        return view.report(running=is_running(self.store, view.plan.name))
+
+
+class BatchService(BatchReader):
+    """Starts and stops them, too."""
 
     def __init__(self, service: Service, tasks: TaskGroup) -> None:
+        super().__init__(service.store)
         self._service, self._tasks = service, tasks
-        self.store, self._runner = service.store, service.runner
+        self._runner = service.runner
         self._going: dict[str, _Going] = {}
 
     async def start(self, request: BatchRequest, caller: Caller) -> tuple[BatchReport, bool]:
@@ -78,16 +105,6 @@ class BatchService:
             await self._tasks.start(self._run, plan.name, going)
         return self._report(await batch_view(self.store, plan.name)), not known
 
-    async def view(self, name: str, caller: Caller) -> BatchView:
-        """A batch as the log has it; UnknownBatch where this caller has none of that name."""
-        if name not in await self._names(caller):
-            raise UnknownBatch(f"no batch {name!r}")
-        return await batch_view(self.store, name)
-
-    async def report(self, name: str, caller: Caller) -> BatchReport:
-        """What it came to so far."""
-        return self._report(await self.view(name, caller))
-
     async def cancel(self, name: str, caller: Caller) -> BatchReport:
         """Stop what runs of it, begin nothing more, and wait for that. One that is over stays as it is."""
         await self.view(name, caller)
@@ -107,11 +124,6 @@ class BatchService:
         """Wait until no batch runs any more."""
         for going in list(self._going.values()):
             await going.over.wait()
-
-    async def _names(self, caller: Caller, *, own: bool = False) -> set[str]:
-        whose = None if caller.admin and not own else caller.name
-        known = await batch_names(self.store, caller=whose, limit=1_000_000)
-        return {name for name, _ in known}
 
     def _report(self, view: BatchView) -> BatchReport:
         return view.report(running=view.plan.name in self._going or is_running(self.store, view.plan.name))

@@ -5,24 +5,43 @@ A result is written piece by piece: a long rollout's turns never are in memory a
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import get_args
 
 import anyio
+from anyio.abc import TaskGroup
 from pydantic_core import to_json
 
 from rollcage.agents.base import Agent
-from rollcage.errors import UnknownRollout
+from rollcage.errors import UnknownRollout, UsageError
 from rollcage.events import Entry, Event, FilesCollected, Queued, Rollout, TurnEnded
+from rollcage.gateway.live import Delta
+from rollcage.runner import Owners
+from rollcage.runner.groups import TRAINED_KINDS
+from rollcage.runner.live import subscribe
 from rollcage.schema.result import TAIL_EVENTS, RolloutResult, proxy_turn, result_of
-from rollcage.schema.views import STATUS, EventPage, Files, Messages, RolloutState, Trace, TurnPage, traced
+from rollcage.schema.views import (
+    STATUS,
+    EventPage,
+    Files,
+    Messages,
+    RolloutPage,
+    RolloutState,
+    Trace,
+    TurnPage,
+    traced,
+)
 from rollcage.schema.writing import json_of
 from rollcage.server.auth import Caller
+from rollcage.server.feeds import FeedLine, Feeds
 from rollcage.server.transcript import KINDS, transcript_of
-from rollcage.store import Store, Summary
-from rollcage.types import Standing, Turn
+from rollcage.store import Query, Store, Summary
+from rollcage.trajectory import MergeView, merge_view
+from rollcage.types import Stage, Standing, Turn
 
 Entries = list[Entry]
+Lines = list[FeedLine]
+Rows = list[Summary]
 
 PAGE = 8
 """Turns that are read at once. Their requests mostly are one conversation, which is fetched once for all of them."""
@@ -62,10 +81,17 @@ def state_of(summary: Summary, position: int | None = None) -> RolloutState:
 class LogReader:
     """Reads one log for many callers; `UnknownRollout` for what is not there, or belongs to another."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, tasks: TaskGroup) -> None:
+        """`tasks` outlives whoever follows a rollout here."""
         self._store = self.store = store
+        self._owners = Owners.beside(store)
+        self._feeds = Feeds(store, tasks)
         self.agents: Mapping[str, Agent] = {}
         """The agents known here, by name: some have transcripts of their own shape."""
+
+    def position(self, rollout_id: str) -> int | None:
+        """Its place in the queue of this process; None where it has none."""
+        return None
 
     async def visible(self, rollout_id: str, caller: Caller) -> Summary:
         """The rollout's row, if this caller may see it: what it may not see does not exist."""
@@ -76,6 +102,59 @@ class LogReader:
         if summary is None or not (caller.admin or summary.caller == caller.name):
             raise UnknownRollout(f"unknown rollout_id: {rollout_id}")
         return summary
+
+    async def state(self, rollout_id: str, caller: Caller) -> RolloutState:
+        """Where it is. One row of one table: cheap."""
+        summary = await self.visible(rollout_id, caller)
+        state = state_of(summary, self.position(summary.id))
+        if state.stage is not Stage.PROVISION:
+            return state
+        entries = await self._store.read(rollout_id)  # few, as long as there is no box
+        return state.model_copy(update={"progress": Rollout.fold(entries).progress})
+
+    async def reached(self, rollout_id: str, caller: Caller) -> tuple[RolloutState, int]:
+        """Where it is, and the seq of its newest entry."""
+        state = await self.state(rollout_id, caller)
+        return state, (await self._store.last(rollout_id))[0]
+
+    async def list(self, query: Query, caller: Caller, *, cursor: str = "", limit: int = 50) -> RolloutPage:
+        """Rollouts that match, newest first; those of this caller only, unless it may see all."""
+        if cursor and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):
+            raise UsageError("is not one that this server gave", argument="cursor", remedy="leave it out to start anew")
+        rows, more = await self.page(query, caller, before=int(cursor) if cursor else None, limit=limit)
+        states = [state_of(row, self.position(row.id)) for row in rows]
+        return RolloutPage(rollouts=states, next_cursor=None if more is None else str(more))
+
+    async def page(
+        self, query: Query, caller: Caller, *, before: int | None = None, limit: int = 50
+    ) -> tuple[Rows, int | None]:
+        """The same as rows of the log, and the `before` of the next page."""
+        if not caller.admin:
+            query = query.model_copy(update={"caller": caller.name})
+        return await self._store.page(query, before=before, limit=limit)
+
+    async def lines(self, rollout_id: str, caller: Caller, *, after: int = 0) -> AsyncGenerator[Lines, None]:
+        """Entries above `after`, then new ones, as many at a time as there are, and each as JSON too; over after
+        `Ended`. Each is written once for all followers. An unknown id raises before anything is yielded.
+        """
+        await self.visible(rollout_id, caller)
+        return self._feeds.follow(rollout_id, after=after)
+
+    async def live(self, rollout_id: str, caller: Caller) -> AsyncIterator[Delta]:
+        """What its model says from now on, while it says it; over when its agent is, or where nothing is said."""
+        summary = await self.visible(rollout_id, caller)
+        return subscribe(self._owners.socket(summary.owner), rollout_id)
+
+    async def merge(self, rollout_id: str, caller: Caller) -> MergeView:
+        """How its turns join so far."""
+        await self.visible(rollout_id, caller)
+        rollout = Rollout.fold(await self._store.read(rollout_id, kinds=TRAINED_KINDS))
+        return await anyio.to_thread.run_sync(merge_view, rollout)
+
+    async def written(self, rollout_id: str, caller: Caller, *, wait_s: float) -> AsyncGenerator[bytes, None]:
+        """What it came to, as JSON in pieces: however long it was, little of it is in memory at a time."""
+        await self.visible(rollout_id, caller)
+        return written(self._store, rollout_id, wait_s)
 
     async def messages(self, rollout_id: str, caller: Caller) -> Messages:
         """The agent's transcript so far, `[{info, parts}]`: of OpenCode as its own server has it."""
@@ -174,5 +253,5 @@ async def written(store: Store, rollout_id: str, wait_s: float) -> AsyncGenerato
 
 def _turn(turn: Turn, broken: list[str]) -> bytes:
     if turn.error:
-        broken.append(f"turn {turn.index}: {turn.error}")
+        broken.append(f"turn {turn.index + 1}: {turn.error}")
     return json_of(proxy_turn(turn))

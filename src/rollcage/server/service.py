@@ -15,30 +15,26 @@ from pydantic import Field
 
 from rollcage.endpoints import Scripted, not_offered
 from rollcage.errors import AlreadyStarted, StoreError, UsageError
-from rollcage.events import Ended, Entry, Event, Queued, Rollout
-from rollcage.gateway.live import Delta
+from rollcage.events import Ended, Entry, Event, Queued
 from rollcage.jobs import CallerJob, is_scripted, rebuild_job, to_job
-from rollcage.runner import Owners, Runner, StartOptions, orphans, recover
-from rollcage.runner.groups import TRAINED_KINDS
-from rollcage.runner.live import subscribe
+from rollcage.runner import Runner, StartOptions, orphans, recover
 from rollcage.runner.runner import EventListener
 from rollcage.schema.errors import Stopping
 from rollcage.schema.fingerprint import check_same, fingerprint
 from rollcage.schema.request import RolloutRequest
 from rollcage.schema.result import RolloutResult, result_of
-from rollcage.schema.views import STATUS, Aborted, RolloutPage, RolloutState, Started
+from rollcage.schema.views import STATUS, Aborted, Started
 from rollcage.server.auth import Caller
 from rollcage.server.batches import BatchService
 from rollcage.server.environments import RemoteEnvironments
-from rollcage.server.feeds import FeedLine, Feeds
+from rollcage.server.feeds import FeedLine
 from rollcage.server.groups import GroupService
 from rollcage.server.metrics import Metrics
-from rollcage.server.reading import LogReader, state_of, still_running, written
+from rollcage.server.reading import LogReader, still_running, written
 from rollcage.settings import Settings
-from rollcage.store import Query, Store, Summary
+from rollcage.store import Store, Summary
 from rollcage.store.retention import file_bytes, size_of
-from rollcage.trajectory import MergeView, merge_view
-from rollcage.types import Endpoint, Job, Stage, Value
+from rollcage.types import Endpoint, Job, Value
 from rollcage.wiring import Elsewhere, opened_elsewhere, opened_listener, opened_registry
 
 if TYPE_CHECKING:
@@ -80,13 +76,10 @@ class Service(LogReader):
         self, settings: Settings, store: Store, runner: Runner, tasks: TaskGroup, limits: ServerLimits
     ) -> None:
         """Use `Service.open`."""
-        super().__init__(store)
+        super().__init__(store, tasks)
         self.settings = settings
         self.limits = limits
         self._runner = self.runner = runner
-        self.store = store
-        self._owners = Owners.beside(store)
-        self._feeds = Feeds(store, tasks)
         self._stack = AsyncExitStack()
         self._model: ScriptedModel | None = None
         self._opening = anyio.Lock()
@@ -255,12 +248,6 @@ class Service(LogReader):
         result = await anyio.to_thread.run_sync(result_of, rollout)
         return result if result.outcome is not None else still_running(result, wait_s)
 
-    async def merge(self, rollout_id: str, caller: Caller) -> MergeView:
-        """How its turns join so far."""
-        await self.visible(rollout_id, caller)
-        rollout = Rollout.fold(await self._store.read(rollout_id, kinds=TRAINED_KINDS))
-        return await anyio.to_thread.run_sync(merge_view, rollout)
-
     async def written(self, rollout_id: str, caller: Caller, *, wait_s: float) -> AsyncGenerator[bytes, None]:
         """As `finalize`, as JSON in pieces: however long the rollout was, little of it is in memory at a time."""
         await self.over(rollout_id, caller, wait_s)
@@ -272,44 +259,12 @@ class Service(LogReader):
         with anyio.move_on_after(wait_s):
             await self._runner.over(rollout_id)
 
-    async def state(self, rollout_id: str, caller: Caller) -> RolloutState:
-        """Where it is. One row of one table: cheap."""
-        state = self._state(await self.visible(rollout_id, caller))
-        if state.stage is not Stage.PROVISION:
-            return state
-        entries = await self._store.read(rollout_id)  # few, as long as there is no box
-        return state.model_copy(update={"progress": Rollout.fold(entries).progress})
-
-    async def reached(self, rollout_id: str, caller: Caller) -> tuple[RolloutState, int]:
-        """Where it is, and the seq of its newest entry."""
-        state = await self.state(rollout_id, caller)
-        return state, (await self._store.last(rollout_id))[0]
-
-    async def list(self, query: Query, caller: Caller, *, cursor: str = "", limit: int = 50) -> RolloutPage:
-        """Rollouts that match, newest first; those of this caller only, unless it may see all."""
-        if cursor and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):
-            raise UsageError("is not one that this server gave", argument="cursor", remedy="leave it out to start anew")
-        if not caller.admin:
-            query = query.model_copy(update={"caller": caller.name})
-        rows, more = await self._store.page(query, before=int(cursor) if cursor else None, limit=limit)
-        return RolloutPage(rollouts=[self._state(row) for row in rows], next_cursor=None if more is None else str(more))
-
     async def follow(self, rollout_id: str, caller: Caller, *, after: int = 0) -> AsyncGenerator[Entry, None]:
         """Entries above `after`, then each new one as it comes; over after `Ended`. `await` gives the generator.
 
         An unknown id raises before anything is yielded. Use `aclosing`.
         """
         return _entries(await self.lines(rollout_id, caller, after=after))
-
-    async def lines(self, rollout_id: str, caller: Caller, *, after: int = 0) -> AsyncGenerator[Lines, None]:
-        """As `follow`, as many at a time as there are, and each as JSON too, written once for all followers."""
-        await self.visible(rollout_id, caller)
-        return self._feeds.follow(rollout_id, after=after)
-
-    async def live(self, rollout_id: str, caller: Caller) -> AsyncIterator[Delta]:
-        """What its model says from now on, while it says it; over when its agent is, or where nothing is said."""
-        summary = await self.visible(rollout_id, caller)
-        return subscribe(self._owners.socket(summary.owner), rollout_id)
 
     async def abort(self, rollout_id: str, caller: Caller, *, reason: str = "") -> Aborted:
         """Ask it to stop; it ends soon after. `finalize` waits for that."""
@@ -326,8 +281,9 @@ class Service(LogReader):
         await self._runner.stop("the server stops", grace_s=grace_s)
         await self.batches.ended()
 
-    def _state(self, summary: Summary) -> RolloutState:
-        return state_of(summary, self._runner.position(summary.id))
+    def position(self, rollout_id: str) -> int | None:
+        """Its place in the queue; None where it does not wait."""
+        return self._runner.position(rollout_id)
 
     async def scripted(self) -> ScriptedModel:
         """The one that answers from scripts, running."""

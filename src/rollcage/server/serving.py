@@ -22,6 +22,7 @@ from rollcage.cluster import Cluster
 from rollcage.errors import SetupError, UsageError
 from rollcage.server.app import App, gated
 from rollcage.server.auth import Keys, load_keys, loopback
+from rollcage.server.gate import Gate
 from rollcage.server.interpreter import tuned_for_streams
 from rollcage.server.service import ServerLimits, Service
 from rollcage.settings import FleetSettings, Settings
@@ -69,11 +70,29 @@ class _Server(uvicorn.Server):
         yield
 
 
+def server_of(app: Gate, *, max_body: int) -> uvicorn.Server:
+    """What answers on a socket; signals are left to whoever runs it."""
+    config = uvicorn.Config(
+        app,
+        http=HttpToolsProtocol,
+        ws="websockets-sansio",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # Longer than clients keep theirs: whoever closes first must not be us, amid their next request.
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=LAST_BYTES_S,
+        ws_max_size=max_body,
+    )
+    return _Server(config)
+
+
 async def serve(settings: Settings, options: ServeOptions, ready: Callable[[str], None]) -> int:
     """Serve until asked to stop; `ready` gets the address once it answers. Returns the exit code."""
     keys = checked(settings, options)
     _log_to_stderr(quiet=options.quiet)
-    with _listening(options.host, options.port) as listener, tuned_for_streams():
+    with listening(options.host, options.port) as listener, tuned_for_streams():
         async with (
             _fleet(settings, options) as known,
             Service.open(
@@ -93,23 +112,10 @@ async def serve(settings: Settings, options: ServeOptions, ready: Callable[[str]
                 only_loopback=loopback(options.host),
                 max_body=options.max_body_mb << 20,
             )
-            config = uvicorn.Config(
-                gate,
-                http=HttpToolsProtocol,
-                ws="websockets-sansio",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                # Longer than clients keep theirs: whoever closes first must not be us, amid their next request.
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=LAST_BYTES_S,
-                ws_max_size=options.max_body_mb << 20,
-            )
-            server = _Server(config)
+            server = server_of(gate, max_body=options.max_body_mb << 20)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_stop_on_signal, service, server, options)
-                tasks.start_soon(_complete, server, app, lambda: ready(_address(options.host, listener)))
+                tasks.start_soon(_complete, server, app, lambda: ready(url_of(options.host, listener)))
                 await server.serve(sockets=[listener])
                 tasks.cancel_scope.cancel()
     return 0
@@ -178,7 +184,8 @@ async def _stop(service: Service, server: uvicorn.Server, options: ServeOptions)
 
 
 @contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens; UsageError or SetupError, in words, where it cannot."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
@@ -198,7 +205,8 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def _address(host: str, listener: socket.socket) -> str:
+def url_of(host: str, listener: socket.socket) -> str:
+    """The address of what listens there."""
     port = listener.getsockname()[1]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -73,7 +73,7 @@ def copy_rollouts(source: Path, target: Path, rollout_ids: Sequence[str] | None 
     `rollout_ids`: None means all. What is there already is left as it is; an id with another log is an error.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        here = _newest_schema(source / LOG, Path(scratch))
+        here = newest_schema(source / LOG, Path(scratch))
         with closing(connect_reader(here)) as reading, closing(connect(target / LOG)) as writing:
             with explaining(here, "read"):
                 ended = dict(reading.execute("SELECT id, ended_at IS NOT NULL FROM rollouts ORDER BY rowid"))
@@ -98,7 +98,7 @@ def _snapshot(connection: sqlite3.Connection, target: Path) -> None:
         connection.backup(copy)
 
 
-def _newest_schema(log: Path, scratch: Path) -> Path:
+def newest_schema(log: Path, scratch: Path) -> Path:
     """The log itself, or a copy of it that was brought to today's schema."""
     with explaining(log, "read"):
         if not log.exists():

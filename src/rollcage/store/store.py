@@ -90,6 +90,20 @@ class Summary(Value):
     """Tokens of its policy turns that can be trained on."""
     blame: Blame | None = None
     """Whose fault it is that it has no reward."""
+    batch: str = ""
+    """The batch that it is of; empty where it is of none."""
+    batch_task: str = ""
+    """Its task, as the batch names it."""
+    batch_model: str = ""
+    """Its model, as the batch names it."""
+    sample: int = 0
+    """Which sample of its combination, from 1."""
+    attempt: int = 0
+    """Which attempt at that sample, from 1."""
+    origin: str = ""
+    """The rollout whose recorded answers it was given."""
+    origin_how: str = ""
+    """`replay` or `fork`."""
 
 
 class Query(Value):

@@ -16,7 +16,7 @@ LONGEST = 80
 def left_out(turn: Turn) -> Break:
     """A turn that cannot be trained on."""
     reason = turn.untrainable_reason or "its token ids are no 32-bit numbers"
-    return Break(turn=turn.index, kind="untrainable", reason=f"turn {turn.index} cannot be trained on: {reason}")
+    return Break(turn=turn.index, kind="untrainable", reason=f"turn {turn.index + 1} cannot be trained on: {reason}")
 
 
 def compared(
@@ -55,14 +55,14 @@ def _words(kind: str, turn: Turn, other: Turn, at: int, expected: object, found:
     start = len(other.prompt_ids)
     where = f"token {at} of its prompt"
     if at >= start:
-        where += f", token {at - start} of the answer of turn {other.index}"
+        where += f", token {at - start} of the answer of turn {other.index + 1}"
     if kind == "shorter":
-        return f"turn {turn.index} does not continue turn {other.index}: its prompt ends at {where}"
+        return f"turn {turn.index + 1} does not continue turn {other.index + 1}: its prompt ends at {where}"
     if kind == "branch" and at == len(turn.prompt_ids):
-        return f"turn {turn.index} was sampled after the same prompt as turn {other.index}"
+        return f"turn {turn.index + 1} was sampled after the same prompt as turn {other.index + 1}"
     said = f"{_quoted(expected)} was there, it has {_quoted(found)}"
     verb = "leaves the path of" if kind == "branch" else "does not continue"
-    return f"turn {turn.index} {verb} turn {other.index}: at {where}, {said}"
+    return f"turn {turn.index + 1} {verb} turn {other.index + 1}: at {where}, {said}"
 
 
 def _quoted(value: object) -> str:

@@ -181,7 +181,7 @@ def _fate(turn: Turn, trained: Collection[int], rollout: Rollout) -> MergedTurn:
 
 def _why_not(turn: Turn, again: int | None) -> tuple[Fate, str]:
     if again is not None:
-        return "replaced", f"turn {again} repeats it, and the agent went on from there"
+        return "replaced", f"turn {again + 1} repeats it, and the agent went on from there"
     if turn.purpose not in POLICY:
         return "other", f"it was made for a {turn.purpose.value}"
     if turn.trainable:

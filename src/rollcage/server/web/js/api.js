@@ -1,7 +1,10 @@
-// Talks to the server: plain requests, and streams of events that survive a lost connection.
+// Talks to the server: plain requests, and streams of events that survive a lost connection. A copy without a server
+// has what they answered beside it, one small script each, fetched when it is looked at.
 import { signal } from "../vendor/preact.js";
 
-const ROOT = new URL("../../", import.meta.url);
+/** "serve"; "view": nothing can be started or stopped; "copy": there is no server. */
+export const MODE = document.querySelector('meta[name="rollcage-mode"]')?.content ?? "serve";
+const ROOT = new URL("../", document.baseURI.split("#")[0]);
 const KEY = "rollcage-key";
 
 /** Whether the server wants a key that we do not have. */
@@ -43,7 +46,46 @@ export class Refused extends Error {
   }
 }
 
+const recorded = new Map();
+globalThis.rollcagePut = (path, value) => recorded.get(path)?.resolve(value);
+
+/** The file that holds what the server answered at a path; the same in Python. */
+const fileOf = (path) => `data/${path.replace(/^\//, "").replace(/[^A-Za-z0-9/-]/gu, (sign) => `_${sign.codePointAt(0).toString(16)}_`)}.js`;
+
+function fromCopy(path) {
+  const known = recorded.get(path);
+  if (known) return known.promise;
+  const found = Promise.withResolvers ? Promise.withResolvers() : {};
+  found.promise ??= new Promise((resolve, reject) => Object.assign(found, { resolve, reject }));
+  recorded.set(path, found);
+  const script = document.createElement("script");
+  script.src = fileOf(path);
+  script.onerror = () => {
+    recorded.delete(path);
+    found.reject(new Refused(404, { error: "This is not part of the copy." }));
+  };
+  script.onload = () => script.remove();
+  document.head.append(script);
+  return found.promise;
+}
+
+/** Give the browser a file to keep. */
+export function download(name, parts, type) {
+  const url = URL.createObjectURL(new Blob(parts, { type }));
+  Object.assign(document.createElement("a"), { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+}
+
+/** What the server answers, as bytes. */
+export async function fetched(path, body) {
+  const init = { method: "POST", body: JSON.stringify(body), headers: headers({ "Content-Type": "application/json" }) };
+  const answer = await fetch(address(path), init);
+  if (!answer.ok) throw new Refused(answer.status, await answer.json().catch(() => null));
+  return answer.blob();
+}
+
 export async function request(path, { method = "GET", body, signal: stop } = {}) {
+  if (MODE === "copy") return fromCopy(path);
   const init = { method, signal: stop, headers: headers({ Accept: "application/json" }), cache: "no-store" };
   if (body !== undefined) {
     init.body = JSON.stringify(body);
@@ -70,6 +112,13 @@ const LONGEST_MS = 8_000;
  * Resumes after the last id that was seen; an id that was seen already is not told twice.
  */
 export function follow(path, { onEvent, onState = () => {}, after = 0 }) {
+  if (MODE === "copy") {
+    fromCopy(path).then(
+      (told) => (told.forEach(([event, data]) => onEvent(event, data)), onState("ended")),
+      (error) => onState("refused", error),
+    );
+    return () => {};
+  }
   let last = after;
   let stopped = false;
   let pause = 400;

@@ -1,6 +1,9 @@
 // The shell: which view is shown, the bar above it, the keyboard.
 import { html, render, signal, useEffect, useRef } from "../vendor/preact.js";
-import { hasKey, link, locked, setKey, unfit, visit } from "./api.js";
+import { MODE, hasKey, link, locked, setKey, unfit, visit } from "./api.js";
+import { BatchPage } from "./batch.js";
+import { Batches } from "./batches.js";
+import { Compare } from "./compare.js";
 import { Environments } from "./environments.js";
 import { RolloutView } from "./rollout.js";
 import { list, route } from "./route.js";
@@ -19,13 +22,13 @@ applyTheme();
 
 const NAV = [
   ["#/", "Runs"],
-  ["#/try", "Try"],
-  ["#/environments", "Environments"],
+  ["#/batches", "Batches"],
+  ...(MODE === "serve" ? [["#/try", "Try"], ["#/environments", "Environments"]] : []),
 ];
 
 function Bar({ at }) {
   const next = THEMES[(THEMES.indexOf(theme.value) + 1) % THEMES.length];
-  const said = { live: "Live", connecting: "Connecting", lost: "Connection lost, trying again", refused: "Refused" };
+  const said = { live: "Live", connecting: "Connecting", lost: "Connection lost, trying again", refused: "Refused", copy: "A copy" };
   return html`<header class="bar">
     <a class="brand" href="#/"><img src="icon.svg" alt="" width="24" height="24" />rollcage</a>
     <nav aria-label="Views">
@@ -81,22 +84,24 @@ const decoded = (text) => {
 
 function view(path) {
   const [address, query = ""] = path.split(/\?(.*)/s);
-  const [, name = "", id = "", part = ""] = address.split("/").map(decoded);
-  if (name === "rollouts" && id) return html`<${RolloutView} key=${`${visit.value}/${id}`} id=${id} part=${part || "transcript"} />`;
-  if (name === "try") return html`<${Try} />`;
-  if (name === "environments") return html`<${Environments} key=${visit.value} name=${id} />`;
+  const [, name = "", id = "", part = "", at = ""] = address.split("/").map(decoded);
+  if (name === "rollouts" && id) return html`<${RolloutView} key=${`${visit.value}/${id}`} id=${id} part=${part || "transcript"} at=${at} />`;
+  if (name === "batches") return id ? html`<${BatchPage} key=${id} name=${id} query=${query} />` : html`<${Batches} query=${query} />`;
+  if (name === "compare" && id && part) return html`<${Compare} key=${address} first=${id} second=${part} query=${query} />`;
+  if (name === "try" && MODE === "serve") return html`<${Try} />`;
+  if (name === "environments" && MODE === "serve") return html`<${Environments} key=${visit.value} name=${id} />`;
   return html`<${Runs} query=${query} />`;
 }
 
-const TITLES = { "#/": "Runs", "#/try": "Try", "#/environments": "Environments" };
+const TITLES = { "#/": "Runs", "#/batches": "Batches", "#/try": "Try", "#/environments": "Environments" };
 
 function App() {
   const path = route.value;
-  const at = path.startsWith("#/try") ? "#/try" : path.startsWith("#/env") ? "#/environments" : "#/";
+  const at = path.startsWith("#/try") ? "#/try" : path.startsWith("#/env") ? "#/environments" : /^#\/(batches|compare)/.test(path) ? "#/batches" : "#/";
   useEffect(() => open(), []);
   // A rollout gives its own title once it knows its task.
   useEffect(() => {
-    if (!path.startsWith("#/rollouts/")) document.title = `${TITLES[at]} · rollcage`;
+    if (!/^#\/(rollouts|batches|compare)\//.test(path)) document.title = `${TITLES[at]} · rollcage`;
   }, [path]);
   return html`<${Bar} at=${at} />
     <main>${view(path)}</main>
@@ -111,6 +116,7 @@ addEventListener("keydown", (event) => {
     if (typing(event.target)) event.target.blur();
     else if (document.querySelector(".tip")) dispatchEvent(new CustomEvent("rollcage-close"));
     else if (location.hash.startsWith("#/rollouts/")) location.hash = list.value;
+    else if (/^#\/(batches|compare)\//.test(location.hash)) location.hash = "#/batches";
     else if (location.hash.startsWith("#/environments/")) location.hash = "#/environments";
     return;
   }

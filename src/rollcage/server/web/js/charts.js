@@ -109,3 +109,29 @@ export function Spread({ rewards, open = 0, low = 0, high = 1 }) {
     <path class="mean" d=${`M${((mean - from) / (to - from || 1)) * 150 - 4} 28l4 -5l4 5z`} />
   </svg>`;
 }
+
+const PLACES = 5;
+const BAR = ["failed", "failed", "partial", "partial", "passed"];
+
+/** A cell's rewards as five bars from least to most, with what broke and what is awaited beside them. */
+export function Mini({ rewards, broken, waiting }) {
+  const bars = Array.from({ length: PLACES }, () => 0);
+  for (const value of rewards) bars[value >= 1 ? 4 : value <= 0 ? 0 : 1 + Math.min(2, Math.floor(value * 3))] += 1;
+  const most = Math.max(1, ...bars, broken, waiting);
+  const bar = (number, at, name) => number > 0 && html`<rect class=${name} x=${at * 12 + 1} y=${20 - Math.max(3, (number / most) * 19)} width="10" height=${Math.max(3, (number / most) * 19)} />`;
+  return html`<svg class="mini" viewBox="0 0 92 22" aria-hidden="true"><line x1="0" x2="60" y1="20.5" y2="20.5" class="axis" />${bars.map((number, at) => bar(number, at, at > 0 && at < 4 ? "o-partial" : `o-${BAR[at]}`))}${bar(broken, 5.4, "o-broken")}${bar(waiting, 6.5, "o-waiting")}</svg>`;
+}
+
+/** A mean and the interval around it, on a line from `from` to 1. */
+export function Interval({ low, mean, high, from = 0, wide = false }) {
+  if (mean === null || mean === undefined) return null;
+  const least = Math.min(from, low ?? mean, mean);
+  const most = Math.max(1, high ?? mean, mean);
+  const at = (value) => ((value - least) / (most - least || 1)) * 100;
+  const label = low === null || low === undefined ? `mean ${reward(mean)}` : `mean ${reward(mean)}, 95 % from ${reward(low)} to ${reward(high)}`;
+  return html`<svg class="interval ${wide ? "wide" : ""}" viewBox="-3 0 106 14" preserveAspectRatio="none" role="img" aria-label=${label}><title>${label}</title>
+    <line x1="0" x2="100" y1="7" y2="7" class="axis" />${least < 0 && html`<line x1=${at(0)} x2=${at(0)} y1="0" y2="14" class="axis" />`}
+    ${low !== null && low !== undefined && html`<line x1=${at(low)} x2=${at(high)} y1="7" y2="7" class="span" />`}
+    <line x1=${at(mean)} x2=${at(mean)} y1="2" y2="12" class="point" />
+  </svg>`;
+}

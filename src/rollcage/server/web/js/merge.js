@@ -12,11 +12,11 @@ const KINDS = {
 };
 
 const known = (value) => value !== null && value !== undefined;
-const link = (id, turn) => html`<a href=${`#/rollouts/${encodeURIComponent(id)}/tokens`}>turn ${turn}</a>`;
+const link = (id, turn) => html`<a href=${`#/rollouts/${encodeURIComponent(id)}/tokens`}>turn ${turn + 1}</a>`;
 
 /** A stretch of tokens. Short ones stay visible; the numbers are in its title and beside it. */
 function Part({ part, most }) {
-  const what = part.trained ? `Turn ${part.turn}: ${plural(part.tokens, "token")}, trained` : `${plural(part.tokens, "token")} of context before turn ${part.turn}`;
+  const what = part.trained ? `Turn ${part.turn + 1}: ${plural(part.tokens, "token")}, trained` : `${plural(part.tokens, "token")} of context before turn ${part.turn + 1}`;
   return html`<i class=${part.trained ? "trained" : "context"} style=${{ flexGrow: Math.max(part.tokens, most / 60) }} title=${what}></i>`;
 }
 
@@ -24,9 +24,9 @@ function Part({ part, most }) {
 function Break({ each }) {
   const shown = (text, ids) => (text ? JSON.stringify(text) : ids.join(" "));
   return html`<li class="break" data-step>
-    <b>Turn ${each.turn}</b> <span class="tag warn">${each.kind}</span>
+    <b>Turn ${each.turn + 1}</b> <span class="tag warn">${each.kind}</span>
     <p>${each.reason || KINDS[each.kind]}</p>
-    ${known(each.position) && each.kind !== "untrainable" && html`<p class="hint">${KINDS[each.kind]} At token ${exact(each.position)}${known(each.after) ? `, compared with turn ${each.after}` : ""}.</p>`}
+    ${known(each.position) && each.kind !== "untrainable" && html`<p class="hint">${KINDS[each.kind]} At token ${exact(each.position)}${known(each.after) ? `, compared with turn ${each.after + 1}` : ""}.</p>`}
     ${(each.expected.length > 0 || each.found.length > 0) &&
     html`<dl><dt>would go on</dt><dd><code>${shown(each.expected_text, each.expected) || "–"}</code></dd><dt>was found</dt><dd><code>${shown(each.found_text, each.found) || "–"}</code></dd></dl>`}
   </li>`;
@@ -40,7 +40,7 @@ function Joined({ sequence, id }) {
     <header>
       <b>Sequence ${sequence.index}</b>
       ${sequence.purpose !== "agent" && html`<span class="tag">${sequence.purpose}</span>`}
-      <span>${plural(turns.length, "turn")}: ${turns.map((turn, at) => html`${at > 0 && " → "}${turn}`)}</span>
+      <span>${plural(turns.length, "turn")}: ${turns.map((turn, at) => html`${at > 0 && " → "}${turn + 1}`)}</span>
       <span>${count(length)} tokens, ${count(sequence.trained_tokens)} trained</span>
       ${versions.length > 0 && html`<span title="Weights">weights ${versions.join(", ")}</span>`}
       ${sequence.truncated && html`<span class="tag warn">truncated</span>`}

@@ -1,9 +1,13 @@
 // One rollout: where it is, what happened, what it came to.
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
-import { address, hasKey, locked, request } from "./api.js";
+import { MODE, address, hasKey, locked, request } from "./api.js";
+import { Asking } from "./dialog.js";
 import { Patch } from "./diff.js";
 import { Fold, Opened } from "./fold.js";
+import { ForksView, useTree } from "./forks.js";
+import { highlighted, languageOf } from "./markdown.js";
 import { MergeView } from "./merge.js";
+import { PromptView } from "./prompt.js";
 import { RolloutStore } from "./rollout_store.js";
 import { list } from "./route.js";
 import { now } from "./runs_store.js";
@@ -13,11 +17,13 @@ import { Output, TranscriptView } from "./transcript.js";
 
 const PARTS = [
   ["transcript", "Transcript"],
+  ["prompt", "Prompts"],
   ["tokens", "Tokens"],
   ["merge", "Merge"],
   ["commands", "Commands"],
   ["files", "Files"],
   ["reward", "Reward"],
+  ["forks", "Forks"],
 ];
 
 const ADVICE = {
@@ -41,7 +47,7 @@ function RawJson({ id }) {
   const [problem, setProblem] = useState("");
   const path = `/rollouts/${encodeURIComponent(id)}/result`;
   const fetched = async (event) => {
-    if (!hasKey()) return;
+    if (!hasKey() && MODE !== "copy") return;
     event.preventDefault();
     const tab = open("about:blank");
     try {
@@ -110,7 +116,7 @@ function Files({ store }) {
     ${files.patch === null || files.patch === undefined ? html`<p class="nothing">There is no patch: the workdir was too large to be kept twice, or the box has no git.</p>` : files.patch === "" ? html`<p class="nothing">The agent changed nothing.</p>` : html`<${Patch} patch=${files.patch} />`}
     ${files.patch_truncated && html`<p class="nothing">The patch was longer; this is its beginning.</p>`}
     <h2>Files in the workdir${names.length > 0 && html` <small>${exact(names.length)}</small>`}</h2>
-    ${names.map((name) => html`<${Fold} class="file" key=${name} name=${`file/${name}`} data-step><summary><code>${name}</code><span class="how">${plural(files.files[name].length, "character")}</span></summary>${files.files[name] ? html`<${Output} name=${`file/${name}/text`} text=${files.files[name]} />` : html`<p class="nothing">It is empty.</p>`}<//>`)}
+    ${names.map((name) => html`<${Fold} class="file" key=${name} name=${`file/${name}`} data-step><summary><code>${name}</code><span class="how">${plural(files.files[name].length, "character")}</span></summary>${files.files[name] ? html`<${Output} name=${`file/${name}/text`} text=${files.files[name]} draw=${(text) => highlighted(text, languageOf(name))} />` : html`<p class="nothing">It is empty.</p>`}<//>`)}
     ${!names.length && html`<p class="nothing">None.</p>`}
     ${files.extra?.length > 0 && html`<h2>Not collected</h2><ul class="plain">${files.extra.map((name) => html`<li><code>${name}</code> <small>${files.why?.[name] ?? ""}</small></li>`)}</ul>`}
   </div>`;
@@ -145,6 +151,7 @@ function RewardView({ store }) {
     <p>${how}</p>
     ${store.reward?.trust && html`<p class="hint trust">Trust: <b>${words(store.reward.trust)}</b>. ${TRUSTED[store.reward.trust] ?? ""}</p>`}
     ${!store.reward && store.ended?.blame && html`<p class="hint blame">Blame: <b>${words(store.ended.blame)}</b>.</p>`}
+    ${store.origin && html`<p class="hint">${store.origin.how === "fork" ? `Forked at turn ${store.origin.turn} from` : "A replay of"} <a href=${`#/rollouts/${encodeURIComponent(store.origin.rollout_id)}`}><code>${store.origin.rollout_id}</code></a>${store.origin.edited ? ", with the answer of that turn given by hand" : ""}.</p>`}
     ${store.reverifies && html`<p class="hint">It judges the stored work of <a href=${`#/rollouts/${encodeURIComponent(store.reverifies)}`}><code>${store.reverifies}</code></a> again.</p>`}
     ${store.environment && html`<p class="hint">It worked on <b>${store.environment.name}</b>${store.environment.instance_id && html` <code>${store.environment.instance_id}</code>`}, with ${plural(store.environment.tools.length, "tool")} and ${plural(store.calls, "call")}.</p>`}
     ${verify.length > 0 &&
@@ -212,31 +219,32 @@ function Title({ store }) {
         ${ended && (store.reward ? html`<span class="what">reward</span><span class="reward">${reward(store.reward.total)}</span>` : html`<span class="what">not scored</span>`)}
       </div>
       <div class="actions">
-        ${!ended && html`<button class="danger" disabled=${stopping === "stopping" || store.aborting} onClick=${abort}>Abort</button>`}
+        ${!ended && MODE === "serve" && html`<${Asking} label="Abort" title="Abort this rollout?" yes="Abort it" no="Let it run" disabled=${stopping === "stopping" || store.aborting} onYes=${abort}>The agent is stopped and its box is gone. Nothing is scored.<//>`}
         <${RawJson} id=${id} />
       </div>
     </header>
     ${stopping && stopping !== "stopping" && !ended && html`<p class="wrong" role="alert">${stopping}</p>`}`;
 }
 
-const VIEWS = { tokens: TokensView, merge: MergeView, commands: Commands, files: Files, reward: RewardView };
+const VIEWS = { prompt: PromptView, forks: ForksView, tokens: TokensView, merge: MergeView, commands: Commands, files: Files, reward: RewardView };
 
 /** Where the tabs are wider than the screen, the one that is shown is in view. */
-function Tabs({ id, here, numbers }) {
+function Tabs({ id, here, numbers, forked }) {
   const bar = useRef();
   useEffect(() => {
     const tab = bar.current.querySelector("[aria-current]");
     bar.current.scrollLeft = tab.offsetLeft + (tab.offsetWidth - bar.current.clientWidth) / 2;
   }, [here]);
   return html`<nav class="tabs" aria-label="Parts" ref=${bar}>
-    ${PARTS.map(([each, label]) => html`<a href=${`#/rollouts/${encodeURIComponent(id)}/${each}`} aria-current=${here === each ? "page" : undefined}>${label}${numbers[each] > 0 && html` <small>${exact(numbers[each])}</small>`}</a>`)}
+    ${PARTS.filter(([each]) => each !== "forks" || forked || here === "forks").map(([each, label]) => html`<a href=${`#/rollouts/${encodeURIComponent(id)}/${each}`} aria-current=${here === each ? "page" : undefined}>${label}${numbers[each] > 0 && html` <small>${exact(numbers[each])}</small>`}</a>`)}
   </nav>`;
 }
 
-export function RolloutView({ id, part }) {
+export function RolloutView({ id, part, at }) {
   const store = useMemo(() => new RolloutStore(id), [id]);
   useEffect(() => store.open(), [store]);
   useSteps();
+  const forked = Boolean(useTree(id));
   store.version.value;
   const state = store.state.value;
   const name = store.job ? store.job.task.id || clip(store.job.task.instruction, 60) : id;
@@ -247,7 +255,7 @@ export function RolloutView({ id, part }) {
   const { job, ended } = store;
   const View = VIEWS[part] ?? TranscriptView;
   const mood = SCORED.includes(ended?.outcome) ? "warn" : ended?.outcome === "aborted" ? "dull" : "";
-  const numbers = { tokens: store.turns.length, commands: store.commands.length, files: store.files ? Object.keys(store.files.files).length : 0 };
+  const numbers = { prompt: store.turns.length, tokens: store.turns.length, commands: store.commands.length, files: store.files ? Object.keys(store.files.files).length : 0 };
   const here = VIEWS[part] ? part : "transcript";
   return html`<section class="rollout">
     <${Title} store=${store} />
@@ -256,7 +264,7 @@ export function RolloutView({ id, part }) {
     ${state === "lost" && html`<p class="wrong" role="status">The connection was lost. What happens meanwhile is not lost; this page tries again.</p>`}
     ${ended?.error && html`<div class="problem ${mood}" role="alert"><b>${ended.error}</b>${ADVICE[ended.error_code] && html`<p>${ADVICE[ended.error_code]}</p>`}</div>`}
     <${Timeline} store=${store} />
-    <${Tabs} id=${id} here=${here} numbers=${numbers} />
-    <${Opened.Provider} value=${store.opened}><${View} key=${here} store=${store} /><//>
+    <${Tabs} id=${id} here=${here} numbers=${numbers} forked=${forked} />
+    <${Opened.Provider} value=${store.opened}><${View} key=${here} store=${store} at=${at} /><//>
   </section>`;
 }

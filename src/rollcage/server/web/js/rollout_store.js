@@ -20,6 +20,7 @@ export class RolloutStore {
     this.job = null;
     this.createdAt = 0;
     this.reverifies = "";
+    this.origin = null;
     this.endedAt = null;
     this.ended = null;
     this.reward = null;
@@ -80,12 +81,13 @@ export class RolloutStore {
         this.job = event.job;
         this.createdAt = time;
         this.reverifies = event.reverifies ?? "";
+        this.origin = event.origin ?? null;
         break;
       case "requeued": {
         // Another process begins it anew: what the dead one did is not part of it.
-        const { job, createdAt, restarts, reverifies } = this;
+        const { job, createdAt, restarts, reverifies, origin } = this;
         this.reset();
-        Object.assign(this, { job, createdAt, reverifies, restarts: restarts + 1 });
+        Object.assign(this, { job, createdAt, reverifies, origin, restarts: restarts + 1 });
         break;
       }
       case "environment_opened":

@@ -5,7 +5,7 @@ export const route = signal(location.hash || "#/");
 /** The list as it was last looked at, with its filters. */
 export const list = signal("#/");
 
-const isList = (hash) => hash === "#/" || hash.startsWith("#/?");
+const isList = (hash) => hash === "#/" || hash.startsWith("#/?") || /^#\/(batches|compare)\//.test(hash);
 
 function arrive(hash) {
   route.value = hash;

@@ -41,7 +41,7 @@ export function open() {
       if (event === "ready" || data?.length) loading.value = "ready";
     },
     onState: (state, error) => {
-      link.value = state === "live" ? "live" : state === "refused" ? "refused" : "lost";
+      link.value = ({ live: "live", ended: "copy", refused: "refused" })[state] ?? "lost";
       if (state === "refused") {
         problem.value = error.message;
         loading.value = "failed";

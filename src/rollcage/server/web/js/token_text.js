@@ -23,7 +23,7 @@ export function pieces(tokens) {
 }
 
 function guess(tokens, from, to) {
-  const wide = Math.max(10, Math.floor((Math.min(innerWidth, 1280) - 78) / CHARACTER_PX));
+  const wide = Math.max(10, Math.floor((Math.min(innerWidth, 1760) - 78) / CHARACTER_PX));
   const lines = tokens.slice(from, to).map(([text]) => text).join("").replace(/\n$/, "").split("\n");
   return lines.reduce((sum, text) => sum + Math.max(1, Math.ceil(text.length / wide)), 0) * LINE_PX;
 }

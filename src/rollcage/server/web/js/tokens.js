@@ -10,7 +10,7 @@ const KEPT = 60;
 const KEPT_TOKENS = 100_000;
 
 /** A turn with its tokens. Those looked at last are kept; a few huge ones push out many small ones. */
-function load(id, turn) {
+export function loadTurn(id, turn) {
   const name = `${id}/${turn.seq}`;
   const found = cache.get(name);
   cache.delete(name);
@@ -76,7 +76,7 @@ const percent = (logprob) => {
 };
 const known = (logprob) => logprob !== null && logprob !== undefined;
 
-function Tip({ token, at }) {
+export function Tip({ token, at }) {
   const [text, id, logprob, top] = token;
   // Below the token where there is room, else above it.
   const place = at.below ? { left: `${at.x}px`, top: `${at.y}px` } : { left: `${at.x}px`, bottom: `${innerHeight - at.y}px` };
@@ -94,7 +94,7 @@ function Tip({ token, at }) {
 
 function Turn({ id, turn, onTip }) {
   const place = useRef();
-  const perLine = Math.max(6, Math.floor((Math.min(innerWidth, 1280) - 80) / 38));
+  const perLine = Math.max(6, Math.floor((Math.min(innerWidth, 1760) - 80) / 38));
   const [near, height] = useNear(place, 34 + (turn.token_count ? 80 + Math.ceil(turn.token_count / perLine) * 22 : 0));
   const [whole, setWhole] = useState(null);
   const [wrong, setWrong] = useState("");
@@ -102,35 +102,36 @@ function Turn({ id, turn, onTip }) {
   useEffect(() => {
     let gone = false;
     if (!near) setWhole(null);
-    else load(id, turn).then((found) => !gone && (setWhole(found), setWrong("")), (error) => !gone && setWrong(error.message));
+    else loadTurn(id, turn).then((found) => !gone && (setWhole(found), setWrong("")), (error) => !gone && setWrong(error.message));
     return () => (gone = true);
   }, [near]);
 
   const waiting = near && !whole;
-  return html`<article class="turn ${waiting ? "waiting" : ""}" ref=${place} id=${`turn-${turn.index}`} aria-label=${`Turn ${turn.index}`} data-step data-drawn=${whole ? "1" : undefined} style=${{ minHeight: whole ? "" : `${height}px` }}>
-    ${near && html`<${Facts} turn=${turn} />`}
+  return html`<article class="turn ${waiting ? "waiting" : ""}" ref=${place} id=${`turn-${turn.index}`} aria-label=${`Turn ${turn.index + 1}`} data-step data-drawn=${whole ? "1" : undefined} style=${{ minHeight: whole ? "" : `${height}px` }}>
+    ${near && html`<${Facts} id=${id} turn=${turn} />`}
     ${near && turn.error && html`<p class="wrong">${turn.error}</p>`}
     ${near && wrong && html`<p class="wrong">${wrong}</p>`}
-    ${near && whole && whole.tokens.length > 0 && html`<${EntropyLine} tokens=${whole.tokens} /><${TokenText} tokens=${whole.tokens} onTip=${onTip} name=${`turn ${turn.index}`} />`}
+    ${near && whole && whole.tokens.length > 0 && html`<${EntropyLine} tokens=${whole.tokens} /><${TokenText} tokens=${whole.tokens} onTip=${onTip} name=${`turn ${turn.index + 1}`} />`}
     ${near && whole && !whole.tokens.length && html`<p class="hint">Nothing was sampled.</p>`}
     ${waiting && html`<div class="guess" aria-hidden="true"></div>`}
   </article>`;
 }
 
-function Facts({ turn }) {
+function Facts({ id, turn }) {
   return html`<header>
-    <b>Turn ${turn.index}</b>
+    <b>Turn ${turn.index + 1}</b>
     <span class="tag">${turn.purpose}</span>
     <span>${count(turn.prompt_count)} tokens in, ${count(turn.token_count)} out</span>
     <span>${seconds(turn.seconds)}${known(turn.first_token_s) ? `, first token after ${seconds(turn.first_token_s)}` : ""}</span>
+    <a href=${`#/rollouts/${encodeURIComponent(id)}/prompt/${turn.index + 1}`}>what it saw</a>
     <span title="Why it ended">${turn.finish_reason ?? "cut"}</span>
-    ${known(turn.replaces) && html`<span class="tag">repeats turn ${turn.replaces}</span>`}
+    ${known(turn.replaces) && html`<span class="tag">repeats turn ${turn.replaces + 1}</span>`}
     ${turn.trainable ? html`<span class="tag good">trainable</span>` : html`<span class="tag warn" title=${turn.untrainable_reason}>not trainable: ${turn.untrainable_reason || "unknown"}</span>`}
   </header>`;
 }
 
 /** What is told about the token that is pointed at. It goes where the token goes, and away with it or by Escape. */
-function useTip() {
+export function useTip() {
   const [tip, setTip] = useState(null);
   useEffect(() => {
     if (!tip) return;

@@ -2,6 +2,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { DiffLines, lines } from "./diff.js";
 import { Fold, useWhole } from "./fold.js";
+import { Markdown } from "./markdown.js";
 import { clip, plural, reward, seconds, standing, words } from "./text.js";
 import { useNear } from "./virtual.js";
 
@@ -11,12 +12,12 @@ const SHOWN = 10;
 const LONG = 60;
 
 /** Printed text; of a long one the beginning, until somebody wants the rest. */
-export function Output({ text, name, bad = false }) {
+export function Output({ text, name, bad = false, draw = (shown) => shown }) {
   const [whole, setWhole] = useWhole(name);
   const rows = text.replace(/\s+$/, "").split("\n");
   const long = rows.length > SHOWN + 3 || text.length > 4000;
   const shown = whole || !long ? text.slice(0, 400_000) : rows.slice(0, SHOWN).join("\n").slice(0, 3500);
-  return html`<pre class="output ${bad ? "error" : ""} ${long && !whole ? "cut" : ""}" tabindex="0">${shown}</pre>
+  return html`<pre class="output ${bad ? "error" : ""} ${long && !whole ? "cut" : ""}" tabindex="0">${draw(shown)}</pre>
     ${long && html`<button class="quiet more" aria-expanded=${whole} onClick=${() => setWhole(!whole)}>${whole ? "Show less" : rows.length > SHOWN ? `Show all ${plural(rows.length, "line")}` : "Show all of it"}</button>`}`;
 }
 
@@ -51,9 +52,9 @@ function Tool({ part, at }) {
 }
 
 function Part({ part, at }) {
-  if (part.type === "text") return html`<div class="words">${part.text}</div>`;
+  if (part.type === "text") return html`<${Markdown} text=${part.text} />`;
   if (part.type === "reasoning")
-    return html`<${Fold} name=${at} class="thought"><summary>Thought <small>${clip(part.text, 90)}</small></summary><div class="words">${part.text}</div><//>`;
+    return html`<${Fold} name=${at} class="thought"><summary>Thought <small>${clip(part.text, 90)}</small></summary><${Markdown} text=${part.text} /><//>`;
   if (part.type === "file_edit")
     return html`<${Fold} name=${at} class="tool" open=${true}><summary><span class="name">${part.change}</span><code>${clip(part.path, 200)}</code></summary><${Edit} edit=${part} at=${at} /><//>`;
   return html`<${Tool} part=${part} at=${at} />`;
@@ -174,7 +175,7 @@ export function TranscriptView({ store }) {
 
   return html`<div class="transcript" ref=${box}>
     ${all.length > 3 && html`<div class="find"><input type="search" placeholder="Find in this transcript" aria-label="Find in this transcript" aria-keyshortcuts="/" value=${text} onInput=${(event) => setText(event.target.value)} /><small role="status">${needle ? `${messages.length} of ${plural(all.length, "message")}` : plural(all.length, "message")}</small></div>`}
-    ${!told && !needle && instruction && html`<article class="message user" data-step><header>Instruction</header><div class="words">${instruction}</div></article>`}
+    ${!told && !needle && instruction && html`<article class="message user" data-step><header>Instruction</header><${Markdown} text=${instruction} /></article>`}
     ${messages.map((message, index) => html`<${Message} key=${message.id} message=${message} speaker=${message.role === "user" ? "Instruction" : agent} first=${message.role !== messages[index - 1]?.role} lazy=${messages.length > LONG} />`)}
     ${live.map((turn, index) => html`<${Live} key=${index} turn=${turn} speaker=${agent} first=${!all.length || all.at(-1).role === "user"} />`)}
     ${!needle && html`<${Ending} store=${store} />`}

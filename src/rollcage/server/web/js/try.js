@@ -23,21 +23,30 @@ let draft = null;
 
 const commands = (text) => text.split("\n").map((line) => line.trimEnd()).filter((line) => line.trim());
 
-/** The body of the request; a number that is none is an error beside its field. */
+/** The body of the request, and what of the form is no number. */
 function bodyOf(form, hidden, schema) {
   const body = { ...hidden, instruction: form.instruction };
+  const wrong = {};
   for (const name of LAID_OUT.slice(1)) {
     const type = typeOf(schema.properties[name]);
     const text = form[name].trim();
     if (type === "array") body[name] = commands(form[name]);
     else if (type === "string" && text) body[name] = text;
     else if (type !== "string" && text) {
-      if (!Number.isFinite(Number(text))) throw Object.assign(new Error("This is no number."), { argument: name });
-      body[name] = Number(text);
+      if (Number.isFinite(Number(text))) body[name] = Number(text);
+      else wrong[name] = "This is no number.";
     }
   }
   if (form.endpoint !== "scripted") delete body.solution;
-  return body;
+  if (!form.instruction.trim()) wrong.instruction = "Say what the agent should do.";
+  return { body, wrong };
+}
+
+/** What the server finds wrong, in the words of this form: arguments are called what their fields are called. */
+function inOurWords({ message, remedy }, schema) {
+  const spelled = (remedy ?? "").replace(/\{(\w+)\}/g, (whole, name) => `“${schema.properties[name]?.title ?? name}”`);
+  const said = message.charAt(0).toUpperCase() + message.slice(1);
+  return spelled ? `${said}; ${spelled}.` : /[.!?]$/.test(said) ? said : `${said}.`;
 }
 
 /** One argument: its title and its words are the server's. */
@@ -92,7 +101,7 @@ function Form({ schema }) {
   };
 
   useEffect(() => {
-    fetch(new URL("../examples.json", import.meta.url))
+    fetch(new URL("examples.json", document.baseURI))
       .then((answer) => answer.json())
       .then(async (list) => {
         setExamples(list.filter((example) => !example.request.environment));
@@ -120,20 +129,34 @@ function Form({ schema }) {
     setBusy(true);
     setWrong({});
     try {
-      if (!form.instruction.trim()) throw Object.assign(new Error("Say what the agent should do."), { argument: "instruction" });
-      const started = await request("/rollouts", { method: "POST", body: bodyOf(form, { ...hidden, ...argumentsOf(others, typed) }, schema) });
-      location.hash = `#/rollouts/${started.rollout_id}`;
+      const { body, wrong: ours } = bodyOf(form, { ...hidden, ...argumentsOf(others, typed) }, schema);
+      const { problems } = await request("/page/check", { method: "POST", body });
+      const found = Object.fromEntries(problems.map((each) => [each.argument || "form", inOurWords(each, schema)]));
+      const all = { ...found, ...ours };
+      if (!Object.keys(all).length) {
+        const started = await request("/rollouts", { method: "POST", body });
+        location.hash = `#/rollouts/${started.rollout_id}`;
+        return;
+      }
+      show(all);
     } catch (error) {
-      const argument = String(error.argument ?? "").split(".")[0];
-      const shown = LAID_OUT.includes(argument) || (showAll && others.some((field) => field.name === argument));
-      const name = shown ? argument : "form";
-      setWrong({ [name]: error instanceof Refused || error.argument ? error.message : `No answer from the server: ${error.message}` });
-      const field = document.getElementById(`field-${name}`) ?? document.getElementById(`argument-${name}`);
-      field?.closest("details")?.setAttribute("open", "");
-      field?.focus();
+      show({ [String(error.argument ?? "").split(".")[0] || "form"]: error instanceof Refused ? error.message : `No answer from the server: ${error.message}` });
     } finally {
       setBusy(false);
     }
+  };
+
+  /** Each beside its field; a field that is folded away is shown. What has no field is said below. */
+  const show = (all) => {
+    const known = (name) => LAID_OUT.includes(name) || others.some((field) => field.name === name);
+    const beside = Object.fromEntries(Object.entries(all).filter(([name]) => known(name)));
+    const rest = Object.entries(all).filter(([name]) => !known(name)).map(([, text]) => text);
+    if (Object.keys(beside).some((name) => !LAID_OUT.includes(name))) setShowAll(true);
+    setWrong({ ...beside, form: rest.join(" ") || (Object.keys(beside).length > 1 ? `${Object.keys(beside).length} fields need another look.` : "") });
+    requestAnimationFrame(() => {
+      for (const name of Object.keys(beside)) (document.getElementById(`field-${name}`) ?? document.getElementById(`argument-${name}`))?.closest("details")?.setAttribute("open", "");
+      document.querySelector(".try [aria-invalid=true]")?.focus();
+    });
   };
 
   const input = (name, more = {}) => (id, described) =>
@@ -170,7 +193,7 @@ function Form({ schema }) {
         <summary>Limits and sampling</summary>
         <div class="three">${LIMITS.map((name) => field(name, input(name, { inputmode: "decimal" })))}</div>
       </details>
-      <details class="limits" onToggle=${(event) => setShowAll(event.currentTarget.open)}>
+      <details class="limits" open=${showAll} onToggle=${(event) => setShowAll(event.currentTarget.open)}>
         <summary>All arguments</summary>
         ${showAll && others.map((entry) => html`<${SchemaField} key=${entry.name} entry=${entry} root=${schema} value=${typed[entry.name]} errors=${wrong} onChange=${(value) => { touched.current = true; setTyped({ ...typed, [entry.name]: value }); }} />`)}
       </details>

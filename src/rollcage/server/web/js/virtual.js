@@ -7,7 +7,7 @@ const SPARE = 8;
  * Rows of one height. `draw(index)` gives a row and `keyOf(index)` its name; `focus` is kept in view.
  * Rows that come above what is looked at do not move it; a change of `view` begins at the top again.
  */
-export function Virtual({ count, height, draw, keyOf, items, view, top = 0, onTop, focus = -1, label, children }) {
+export function Virtual({ count, height, draw, keyOf, items, view, top = 0, onTop, focus = -1, label, className = "", most, children }) {
   const box = useRef();
   const [span, setSpan] = useState([0, 40]);
   const anchor = useRef(null);
@@ -76,7 +76,7 @@ export function Virtual({ count, height, draw, keyOf, items, view, top = 0, onTo
   const first = Math.min(span[0], count);
   const rows = [];
   for (let index = first; index < last; index += 1) rows.push(draw(index));
-  return html`<div class="virtual" ref=${box} tabindex="0" role="table" aria-label=${label} aria-rowcount=${count + 1}>
+  return html`<div class="virtual ${className}" style=${{ maxHeight: most ? `${most}px` : "" }} ref=${box} tabindex="0" role="table" aria-label=${label} aria-rowcount=${count + 1}>
     ${children}
     <div class="virtual-space" role="rowgroup" style=${{ height: `${count * height}px` }}>
       <div class="virtual-rows" style=${{ transform: `translateY(${first * height}px)` }}>${rows}</div>
