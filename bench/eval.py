@@ -24,7 +24,8 @@ from typing import Any
 
 import anyio
 
-from rollcage.evaluation.batches import BatchPlan, BatchRow, BatchView, Cell, TaskRef
+from rollcage.evaluation.batches import BatchPlan, BatchView, Cell, TaskRef
+from rollcage.evaluation.rows import BatchRow
 from rollcage.events import Ended, Queued
 from rollcage.runner import Runner
 from rollcage.runner.batch import BatchLimits, BatchRun, CellJob, batch_view

@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from rollcage.evaluation.batches import BatchRow
+from rollcage.evaluation.rows import BatchRow
 from rollcage.store import Store
 from rollcage.store.batches import batch_rows
 from support.commands import environ, rest, rollcage, rollcage_running, until

@@ -13,7 +13,8 @@ from rollcage import UsageError
 from rollcage.api.evaluate import Batch, Evaluating
 from rollcage.api.run import aeval
 from rollcage.errors import ModelUnreachable
-from rollcage.evaluation.batches import BatchPlan, TaskRef, compare
+from rollcage.evaluation.batches import BatchPlan, TaskRef
+from rollcage.evaluation.comparison import compare
 from rollcage.runner import Runner
 from rollcage.runner.batch import batch_lock, batch_view
 from rollcage.settings import Settings

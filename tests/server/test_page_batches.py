@@ -87,8 +87,9 @@ async def test_every_column_sorts_and_filters_totals_follow_and_what_is_picked_i
         page = watched.page
         await expect(page.locator(".found")).to_have_text("13 rollouts")
         for name in ("Task", "Agent", "Model", "Stage", "Turns", "Tokens", "Time", "Age"):
-            await page.get_by_role("button", name=f"Sort by {name}").click()
-            await expect(page.get_by_role("columnheader").filter(has_text=name)).to_have_attribute(
+            button = page.get_by_role("button", name=f"Sort by {name}", exact=True)
+            await button.click()
+            await expect(page.get_by_role("columnheader").filter(has=button)).to_have_attribute(
                 "aria-sort", "descending" if name in ("Turns", "Tokens", "Time", "Age") else "ascending"
             )
         await page.get_by_role("button", name="Sort by Reward").click()

@@ -17,16 +17,8 @@ from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from rollcage.endpoints import named_model, resolve
 from rollcage.errors import ModelUnreachable, UsageError
-from rollcage.evaluation.batches import (
-    NO_MODEL_LABEL,
-    BatchPlan,
-    BatchReport,
-    BatchRow,
-    BatchView,
-    Cell,
-    Price,
-    TaskRef,
-)
+from rollcage.evaluation.batches import NO_MODEL_LABEL, BatchPlan, BatchReport, BatchView, Cell, TaskRef
+from rollcage.evaluation.rows import BatchRow, Price
 from rollcage.jobs import NO_MODEL_AGENTS, job_of, needs_model, with_arguments
 from rollcage.runner.batch import BatchLimits, BatchRun, CellJob, MakeJob, batch_view, is_running, locked_or_followed
 from rollcage.schema.request import SECRETS, RolloutRequest

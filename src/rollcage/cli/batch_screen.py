@@ -14,8 +14,9 @@ from rich.text import Text
 from rollcage.cli.screen import screen
 from rollcage.cli.standing import style_of
 from rollcage.cli.text import one_line, reward_text, seconds_of
-from rollcage.evaluation.batches import BatchReport, BatchRow, BatchView
+from rollcage.evaluation.batches import BatchReport, BatchView
 from rollcage.evaluation.reports import cells, headings, who
+from rollcage.evaluation.rows import BatchRow
 from rollcage.settings import Settings
 
 MOST_TASKS = 500
@@ -31,13 +32,14 @@ class BatchScreen:
         self._quiet = quiet
         self._live: Live | None = None
         self._told: set[str] = set()
+        self._seen = 0
         self.view: BatchView | None = None
 
     def begin(self, view: BatchView) -> None:
         """The batch is known; what ended before is not told again."""
-        self.view = view
         done = [row for row in view.current if row.outcome is not None and not row.interrupted]
         self._told = {row.rollout_id for row in done}
+        self.view, self._seen = view, len(view.ended)
         before = f", {len(done)} of them done before" if done else ""
         self._line(Text(f"batch {one_line(view.plan.name, 100)}: {view.plan.size} rollouts{before}"))
         for task, why in view.skipped.items():
@@ -58,12 +60,13 @@ class BatchScreen:
 
     async def show(self, view: BatchView, mine: bool) -> None:
         """The batch as it is now; `mine`: whether this process runs it."""
-        self.view = view
+        fresh = view.ended[self._seen :] if view is self.view else view.ended
+        self.view, self._seen = view, len(view.ended)
         if self._live is not None:
             self._live.update(self._table(view.report(running=True), mine), refresh=True)
             return
-        for row in view.current:
-            if row.outcome is not None and row.rollout_id not in self._told:
+        for row in fresh:
+            if row.rollout_id not in self._told and view.counts(row):
                 self._told.add(row.rollout_id)
                 self._line(self._row(row, len(self._told), view.plan.size))
 

@@ -282,7 +282,7 @@ async def _list(settings: Settings, name: str, style: str, output: str | None) -
 
 async def _compare(settings: Settings, first: str, second: str, style: str) -> int:
     from rollcage.cli.output import write_json
-    from rollcage.evaluation.batches import compare as compare_views
+    from rollcage.evaluation.comparison import compare as compare_views
     from rollcage.evaluation.reports import compared, csv_of_comparison
     from rollcage.runner.batch import batch_view
     from rollcage.wiring import opened_log

@@ -7,7 +7,10 @@ import io
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from rollcage.evaluation.batches import BatchReport, BatchRow, Comparison, Statistics
+from rollcage.evaluation.batches import BatchReport
+from rollcage.evaluation.comparison import Comparison
+from rollcage.evaluation.rows import BatchRow
+from rollcage.evaluation.statistics import Statistics
 
 COLUMNS = ("mean", "95%", "pass@1", "pass@k", "done", "broken", "tokens", "time")
 """What every table of a batch says."""

@@ -25,28 +25,54 @@ class Estimate(NamedTuple):
     """How many numbers it is the mean of."""
 
 
+class Cluster(NamedTuple):
+    """The numbers of one task, and what a mean over many tasks needs of them."""
+
+    n: int
+    total: float
+    binary: bool
+    """Whether all are 0 or 1."""
+    unit: bool
+    """Whether all are from 0 to 1."""
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Cluster:
+        """Count them."""
+        binary = all(value in (0.0, 1.0) for value in values)
+        unit = binary or all(0 <= value <= 1 for value in values)
+        return cls(len(values), math.fsum(values), binary, unit, tuple(values))
+
+    def with_(self, other: Cluster) -> Cluster:
+        """Both together."""
+        return Cluster.of(self.values + other.values)
+
+
 def mean_of(groups: Mapping[str, Sequence[float]], confidence: float = CONFIDENCE) -> Estimate | None:
     """The mean of all numbers, grouped by task, with its confidence interval; None where there is none."""
-    filled = [list(group) for group in groups.values() if group]
-    values = [value for group in filled for value in group]
-    if not values:
+    return mean_of_clusters([Cluster.of(group) for group in groups.values() if group], confidence)
+
+
+def mean_of_clusters(clusters: Sequence[Cluster], confidence: float = CONFIDENCE) -> Estimate | None:
+    """The same of what was counted before; no cluster is empty."""
+    n = sum(each.n for each in clusters)
+    if not n:
         return None
-    mean, n = fmean(values), len(values)
-    binary = set(values) <= {0.0, 1.0}
-    if binary and (len(filled) == 1 or len(filled) == n):
-        return Estimate(mean, *wilson(sum(values), n, confidence), n)
-    if len(filled) == 1:
-        filled = [[value] for value in values]  # one task: its samples are all there is
-    clusters = len(filled)
-    if clusters < 2:
+    mean = math.fsum(each.total for each in clusters) / n
+    binary = all(each.binary for each in clusters)
+    if binary and (len(clusters) == 1 or len(clusters) == n):
+        return Estimate(mean, *wilson(mean * n, n, confidence), n)
+    if len(clusters) == 1:  # one task: its samples are all there is
+        clusters = [Cluster.of((value,)) for value in clusters[0].values]
+    if len(clusters) < 2:
         return Estimate(mean, None, None, n)
-    spread = math.fsum(math.fsum(value - mean for value in group) ** 2 for group in filled)
-    error = math.sqrt(spread * clusters / (clusters - 1)) / n
-    if error == 0 and binary:
-        return Estimate(mean, *wilson(mean * clusters, clusters, confidence), n)
-    half = t_quantile((1 + confidence) / 2, clusters - 1) * error
+    spread = math.fsum((each.total - each.n * mean) ** 2 for each in clusters)
+    error = math.sqrt(spread * len(clusters) / (len(clusters) - 1)) / n
+    if binary and error < 1e-12:
+        return Estimate(mean, *wilson(mean * len(clusters), len(clusters), confidence), n)
+    half = t_quantile((1 + confidence) / 2, len(clusters) - 1) * error
     low, high = mean - half, mean + half
-    if all(0 <= value <= 1 for value in values):
+    if all(each.unit for each in clusters):
         low, high = max(low, 0.0), min(high, 1.0)
     return Estimate(mean, low, high, n)
 

@@ -19,7 +19,8 @@ import anyio
 from anyio.abc import TaskGroup
 
 from rollcage.errors import AlreadyStarted, ModelUnreachable, QueueFull, StoreError, UnknownBatch, UsageError
-from rollcage.evaluation.batches import BatchRow, BatchView, Cell, Price, cost_of
+from rollcage.evaluation.batches import BatchView, Cell
+from rollcage.evaluation.rows import BatchRow, Price
 from rollcage.locks import try_lock
 from rollcage.runner.queue import EVERYBODY, Quota
 from rollcage.runner.runner import Runner, StartOptions
@@ -155,10 +156,10 @@ class BatchRun:
             tasks.cancel_scope.cancel()
 
     def _limit_reached(self) -> str:
-        limits, rows = self._limits, self.view.rows.values()
-        if limits.max_tokens and (spent := sum(row.tokens for row in rows)) >= limits.max_tokens:
+        limits = self._limits
+        if limits.max_tokens and (spent := self.view.tokens) >= limits.max_tokens:
             return f"max_tokens: {spent:,} of {limits.max_tokens:,} tokens were generated"
-        if limits.budget is not None and (cost := cost_of(rows, dict(limits.prices)) or 0.0) >= limits.budget:
+        if limits.budget is not None and (cost := self.view.cost(limits.prices) or 0.0) >= limits.budget:
             return f"budget: {cost:.2f} of {limits.budget:.2f} are spent"
         return ""
 

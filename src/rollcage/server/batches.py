@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -17,6 +18,7 @@ from rollcage.errors import UnknownBatch, UsageError
 from rollcage.evaluation.batches import NO_MODEL_LABEL, BatchPlan, BatchReport, BatchView, Cell, TaskRef
 from rollcage.jobs import NO_MODEL_AGENTS, OTHER_MODEL, to_job
 from rollcage.runner.batch import BatchLimits, BatchRun, CellJob, MakeJob, batch_lock, batch_view, is_running
+from rollcage.runner.batch_follower import BatchFollower
 from rollcage.schema.batches import BatchRequest
 from rollcage.schema.fingerprint import Conflict
 from rollcage.schema.request import SECRETS, RolloutRequest
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from rollcage.server.service import Service
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 TIMES = 100_000
 """So many rollouts a batch of a caller may be."""
 
@@ -44,16 +47,19 @@ class BatchReader:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._follower = BatchFollower(store)
 
-    async def view(self, name: str, caller: Caller) -> BatchView:
-        """A batch as the log has it; UnknownBatch where this caller has none of that name."""
-        if name not in await self._names(caller):
-            raise UnknownBatch(f"no batch {name!r}")
-        return await batch_view(self.store, name)
+    async def ask(self, caller: Caller, names: Sequence[str], work: Callable[..., T]) -> T:
+        """What `work` makes of these batches, in a thread; UnknownBatch where this caller has none of a name."""
+        known = await self._names(caller)
+        for name in names:
+            if name not in known:
+                raise UnknownBatch(f"no batch {name!r}")
+        return await self._follower.ask(names, work)
 
     async def report(self, name: str, caller: Caller) -> BatchReport:
         """What it came to so far."""
-        return self._report(await self.view(name, caller))
+        return await self.ask(caller, [name], self._report)
 
     async def _names(self, caller: Caller, *, own: bool = False) -> set[str]:
         whose = None if caller.admin and not own else caller.name
@@ -107,7 +113,7 @@ class BatchService(BatchReader):
 
     async def cancel(self, name: str, caller: Caller) -> BatchReport:
         """Stop what runs of it, begin nothing more, and wait for that. One that is over stays as it is."""
-        await self.view(name, caller)
+        await self.ask(caller, [name], lambda view: None)
         if going := self._going.get(name):
             going.run.cancel()
             await going.over.wait()

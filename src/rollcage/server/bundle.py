@@ -17,7 +17,8 @@ from urllib.parse import quote
 import anyio
 
 from rollcage.errors import UsageError
-from rollcage.evaluation.batches import BatchView, compare
+from rollcage.evaluation.batches import BatchView
+from rollcage.evaluation.comparison import compare
 from rollcage.events import TurnEnded
 from rollcage.runner.batch import batch_view
 from rollcage.schema.writing import json_of

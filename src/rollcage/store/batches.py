@@ -6,10 +6,11 @@ import json
 import sqlite3
 import time
 from collections.abc import Sequence
-from typing import Any
+from sys import intern
+from typing import Any, NamedTuple
 
 from rollcage.errors import UsageError
-from rollcage.evaluation.batches import BatchEntry, BatchRow
+from rollcage.evaluation.rows import BatchEntry, BatchRow
 from rollcage.events import Entry
 from rollcage.store.sqlite import entries
 from rollcage.store.store import Store
@@ -28,7 +29,16 @@ _COLUMNS = (
 def _row(values: Sequence[Any]) -> BatchRow:
     row = BatchRow(*values)
     outcome = None if row.outcome is None else Outcome(row.outcome)
-    return row._replace(stage=Stage(row.stage), outcome=outcome, blame=Blame(row.blame) if row.blame else None)
+    # Thousands of rows have the same few names.
+    return row._replace(
+        cell=intern(row.cell),
+        task=intern(row.task),
+        model=intern(row.model),
+        agent=intern(row.agent),
+        stage=Stage(row.stage),
+        outcome=outcome,
+        blame=Blame(row.blame) if row.blame else None,
+    )
 
 
 async def batch_rows(store: Store, name: str, *, rollout_id: str = "") -> list[BatchRow]:
@@ -36,6 +46,31 @@ async def batch_rows(store: Store, name: str, *, rollout_id: str = "") -> list[B
     where, values = ("batch = ? AND id = ?", (name, rollout_id)) if rollout_id else ("batch = ?", (name,))
     sql = f"SELECT {_COLUMNS} FROM rollouts WHERE {where} AND batch != '' ORDER BY rowid"  # noqa: S608
     return await store.ask(lambda connection: [_row(row) for row in connection.execute(sql, values)])
+
+
+class BatchChanges(NamedTuple):
+    """What became of the rollouts of a batch since somebody looked."""
+
+    rows: list[BatchRow]
+    """Those that are new, and those that were asked for, as they are now."""
+    last: int
+    """Give it as `after` the next time."""
+    total: int
+    """Rollouts of the batch that there are; fewer than were seen where some were pruned."""
+
+
+async def batch_changes(store: Store, name: str, *, after: int, open_ids: Sequence[str]) -> BatchChanges:
+    """The rollouts that began since, and what has become of those that were open then."""
+    which = f"(rowid > ? OR id IN ({','.join('?' * len(open_ids))}))"
+    sql = f"SELECT {_COLUMNS}, rowid FROM rollouts WHERE batch = ? AND {which} AND batch != '' ORDER BY rowid"  # noqa: S608
+    count = "SELECT count(*) FROM rollouts WHERE batch = ? AND batch != ''"
+
+    def work(connection: sqlite3.Connection) -> BatchChanges:
+        found = connection.execute(sql, (name, after, *open_ids)).fetchall()
+        last = max([after, *(row[-1] for row in found)])
+        return BatchChanges([_row(row[:-1]) for row in found], last, connection.execute(count, (name,)).fetchone()[0])
+
+    return await store.ask(work)
 
 
 async def batch_log(store: Store, name: str, *, after: int = 0) -> list[BatchEntry]:
