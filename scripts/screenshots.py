@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -19,15 +20,25 @@ from support.served import served  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 SIZES = {"desktop": (1280, 860), "phone": (390, 844)}
-VIEWS = ("runs", "groups", "transcript", "tokens", "commands", "files", "reward", "try", "environments", "tools")
+VIEWS = (
+    *("runs", "groups", "batches", "batch", "compare", "transcript", "prompt", "tokens", "commands", "files", "reward"),
+    *("forks", "try", "environments", "tools"),
+)
 PARTS = {
     "transcript": ".message .diff",
+    "prompt": ".seen .said",
+    "forks": ".tree .node",
     "tokens": ".tokentext",
     "commands": ".commands details",
     "files": "details.file",
     "reward": ".checks li",
 }
 """What each part of a rollout shows when it is there."""
+TASKS = [
+    {name: value for name, value in example["request"].items() if name != "agent"}  # type: ignore[attr-defined]
+    for example in documents()
+    if not example["request"].get("environment")  # type: ignore[attr-defined]
+]
 BROKEN = {"instruction": "Install the tools.", "setup": ["pip install no-such-tool"], "task_id": "tools"}
 
 
@@ -45,9 +56,13 @@ async def main() -> None:
                 body = dict(example["request"])  # type: ignore[call-overload]
                 for _ in range(3):
                     ids.append((await client.start(**body, endpoint="scripted")).rollout_id)
+            for name, agents in {"monday": ["mini", "nop"], "tuesday": ["opencode", "nop"]}.items():
+                started = await client.start_batch(TASKS, ["scripted"], agents=agents, n=2, name=name)
+                await client.wait_batch(started.name)
             await client.start(**BROKEN, endpoint="scripted")  # type: ignore[arg-type]
             for rollout_id in ids:
                 await client.wait(rollout_id)
+            await _forked(server.home, ids[0])
             # One that is still at it.
             await client.start("sleep 600", agent="shell", endpoint="scripted", task_id="sleeper")
             async with chromium() as browser:
@@ -58,6 +73,14 @@ async def main() -> None:
                             await watched.page.screenshot(path=PICTURES / f"{view}-{size}.png")
 
 
+async def _forked(home: Path, rollout_id: str) -> None:
+    """Two continuations from the second turn of a rollout, one from the fourth."""
+    for turn, n in ((2, 2), (4, 1)):
+        command = [sys.executable, "-m", "rollcage", "fork", rollout_id, "--at", str(turn), "-n", str(n)]
+        environment = {**os.environ, "ROLLCAGE_HOME": str(home)}
+        await anyio.run_process([*command, "-m", "scripted"], env=environment, stdout=None)
+
+
 async def _look(page: object, url: str, view: str, rollout_id: str) -> None:
     """Go to a view, and wait for what it shows."""
     from playwright.async_api import Page
@@ -66,6 +89,9 @@ async def _look(page: object, url: str, view: str, rollout_id: str) -> None:
     address, shown = {
         "runs": ("", ".row"),
         "groups": ("?group=1", ".row.group"),
+        "batches": ("batches", ".sheet tr"),
+        "batch": ("batches/tuesday", ".line .cell"),
+        "compare": ("compare/monday/tuesday", ".verdictline"),
         "try": ("try", ".examples button[aria-pressed=true]"),
         "environments": ("environments", ".places li"),
         "tools": ("environments/fleet%3Aticket-desk", ".workbench form"),
