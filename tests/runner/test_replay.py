@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from rollcage import UsageError
+from rollcage.agents.base import Scriptable
 from rollcage.events import Rollout
 from rollcage.runner import Runner
+from rollcage.runner.registry import Registry
 from rollcage.runner.replay import fork, replay
+from rollcage.settings import Settings
 from rollcage.simulators import ScriptedModel
 from rollcage.simulators.recorded import difference
 from rollcage.store import Store
 from rollcage.tasks import load
 from rollcage.trajectory import sequences
 from rollcage.types import ScriptedCall, ScriptedTurn, Task
+from rollcage.wiring import agents
 from support.playing import Play
 
 
@@ -151,3 +156,22 @@ async def test_every_wire_is_replayed_as_it_was_recorded(path: str, body: str, p
     played, report = await replay(runner, original)
     assert (report.same, report.requests, report.same_reward) == (1, 1, True)
     assert played.turns[0].tokens == original.turns[0].tokens and played.turns[0].usage == original.turns[0].usage
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["claude-code", "codex", "pi", "qwen-code", "mini-swe-agent"])
+async def test_a_rollout_of_a_real_agent_is_replayed_as_it_was(
+    name: str, play: Play, runner: Runner, backends: Registry
+) -> None:
+    """What such a program sends beside the conversation (dates, ids, paths of its own) is no difference."""
+    agent = agents(Settings.from_environ(os.environ))[name]
+    assert isinstance(agent, Scriptable) and isinstance(backends.agents, dict)
+    backends.agents[name] = agent
+    words = agent.tool_words
+    end = (words.run(words.submit),) if words.submit else ()
+    script = (ScriptedTurn(tool_calls=(words.run("echo two > two.txt"),)), ScriptedTurn(text="Done.", tool_calls=end))
+    original = await play(TASK, agent=name, script=script)
+    assert original.reward == 1.0, original.error
+    played, report = await replay(runner, original)
+    assert (report.differences, report.same_reward, played.outcome) == ((), True, original.outcome)

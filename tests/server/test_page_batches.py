@@ -24,7 +24,12 @@ MONDAY: dict[tuple[str, str], list[float | None]] = {
     ("odd", "small"): [None, 0.5],
     ("odd", "large"): [0.5, 0.5],
 }
-TUESDAY = {**MONDAY, ("hard", "small"): [1.0, 1.0], ("easy", "small"): [0.0, 0.0], ("easy", "large"): [0.0, 0.0]}
+TUESDAY: dict[tuple[str, str], list[float | None]] = {
+    **MONDAY,
+    ("hard", "small"): [1.0, 1.0],
+    ("easy", "small"): [0.0, 0.0],
+    ("easy", "large"): [0.0, 0.0],
+}
 
 
 @pytest.fixture
@@ -125,8 +130,10 @@ async def test_every_column_sorts_and_filters_totals_follow_and_what_is_picked_i
 async def test_ten_thousand_rollouts_of_a_batch_are_drawn_as_far_as_they_are_seen(
     browser: Browser, tmp_path: Path
 ) -> None:
-    cells = {(f"task-{n:04}", "m"): [float(n % 3 == 0)] * 10 for n in range(1000)}
-    await write_batch(tmp_path, "large", cells)  # type: ignore[arg-type]
+    cells: dict[tuple[str, str], list[float | None]] = {
+        (f"task-{n:04}", "m"): [float(n % 3 == 0)] * 10 for n in range(1000)
+    }
+    await write_batch(tmp_path, "large", cells)
     async with served(tmp_path) as server, tab(browser, f"{server.url}/web/#/batches/large") as watched:
         page = watched.page
         await expect(page.locator(".found")).to_have_text("1,000 tasks")

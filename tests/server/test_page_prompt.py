@@ -44,7 +44,7 @@ async def test_a_turn_shows_its_messages_tools_parameters_and_the_prompt_by_toke
     browser: Browser, tmp_path: Path
 ) -> None:
     async with ScriptedModel() as model:
-        endpoint = model.endpoint([ScriptedTurn(content="x")])
+        endpoint = model.endpoint([ScriptedTurn(text="x")])
         # As any other engine: its tokenizer is not known here, and is asked.
         named = Endpoint(base_url=endpoint.base_url, model=endpoint.model, kind="custom")
         job = Job(task=Task(id="made", instruction="Do it."), model=named)

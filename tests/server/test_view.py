@@ -68,7 +68,7 @@ async def test_a_log_is_shown_and_nothing_in_it_can_be_changed(browser: Browser,
             await page.goto(f"{url}/web/#/batches/monday")
             await expect(page.locator(".line .cell")).to_have_count(2)
             assert watched.complaints == []
-        async with httpx.AsyncClient(base_url=url) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=120) as http:
             assert (await http.post("/rollouts", json={"instruction": "x"})).status_code == 405
             assert (await http.delete("/rollouts/open")).status_code == 405
             assert (await http.post("/batches/monday/cancel")).status_code == 404
