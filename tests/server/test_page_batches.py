@@ -150,7 +150,7 @@ async def test_forks_and_replays_are_shown_as_a_tree(browser: Browser, tmp_path:
     assert isinstance(first, Queued)
 
     def child(of: str, how: str, turn: int | None = None) -> Queued:
-        origin = Origin(rollout_id=of, how=how, turn=turn)  # type: ignore[arg-type]
+        origin = Origin(rollout_id=of, how=how, turn=turn)
         job = first.job.model_copy(update={"group_id": f"fork:{of}:{turn}" if turn else ""})
         return first.model_copy(update={"origin": origin, "job": job})
 

@@ -15,7 +15,7 @@ from rollcage.evaluation.batches import BatchPlan, TaskRef
 from rollcage.events import Ended, Event, Queued, Scored, TurnEnded
 from rollcage.store import Store
 from rollcage.store.batches import add_to_batch
-from rollcage.types import Endpoint, Job, Outcome, Reward, Task, Turn
+from rollcage.types import Blame, Endpoint, Job, Outcome, Reward, Task, Turn
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (apt-get install chromium)")
@@ -94,7 +94,8 @@ def ended_rollout(task_id: str, reward: float | None, instruction: str = "Do it.
     scored: list[Event] = [] if reward is None else [Scored(reward=Reward(total=reward))]
     outcome = Outcome.SETUP_FAILED if reward is None else Outcome.FINISHED
     error = "setup_failed: it broke" if reward is None else None
-    return [Queued(job=job), *scored, Ended(outcome=outcome, error=error)]
+    blame = Blame.TASK if reward is None else None
+    return [Queued(job=job), *scored, Ended(outcome=outcome, error=error, blame=blame)]
 
 
 async def write_batch(home: Path, name: str, cells: dict[tuple[str, str], list[float | None]], tokens: int = 0) -> None:
