@@ -1,5 +1,5 @@
 // Which rollouts are shown, and in what order: every column can be filtered and sorted by. All of it is in the address.
-import { html, useMemo } from "../vendor/preact.js";
+import { html, useMemo, useState } from "../vendor/preact.js";
 import { clip, standing, words } from "./text.js";
 
 export const nameOf = (row) => row.batch_task || row.task_id || clip(row.instruction, 90);
@@ -96,7 +96,9 @@ export function Filters({ rows, asked, set }) {
   const used = FILTERED.filter((name) => asked[name]).length;
   const clear = () => set(Object.fromEntries(FILTERED.map((name) => [name, ""])));
   const input = (name, label, more) => html`<label>${label}<input value=${asked[name] ?? ""} onChange=${(event) => set({ [name]: event.target.value })} ...${more} /></label>`;
-  return html`<details class="filters" open=${used > 0}>
+  // What was opened stays so when its last filter is taken away.
+  const [open, setOpen] = useState(used > 0);
+  return html`<details class="filters" open=${open} onToggle=${(event) => setOpen(event.currentTarget.open)}>
     <summary>Filters${used > 0 && html` <b>${used}</b>`}</summary>
     <div>
       ${choices.map(([name, label, values]) => (values.length > 0 || asked[name]) && html`<label>${label}<select value=${asked[name] ?? ""} onChange=${(event) => set({ [name]: event.target.value })}>
