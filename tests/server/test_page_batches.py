@@ -105,7 +105,7 @@ async def test_every_column_sorts_and_filters_totals_follow_and_what_is_picked_i
         await page.locator(".filters").get_by_label("Blame").select_option("task")
         await expect(page.locator(".row .stage small")).to_have_text("by the task")
         await page.locator(".filters").get_by_label("Blame").select_option("")
-        await page.get_by_label("Reward from").fill("0.2")
+        await page.get_by_label("Reward from").press_sequentially("0.2")
         await page.get_by_label("Reward from").press("Enter")
         await page.locator(".filters").get_by_label("Model").select_option("large")
         await expect(page.locator(".found")).to_have_text("5 of 13")
@@ -127,6 +127,7 @@ async def test_every_column_sorts_and_filters_totals_follow_and_what_is_picked_i
         assert watched.complaints == []
 
 
+@pytest.mark.slow
 async def test_ten_thousand_rollouts_of_a_batch_are_drawn_as_far_as_they_are_seen(
     browser: Browser, tmp_path: Path
 ) -> None:
