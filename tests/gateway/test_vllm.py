@@ -6,14 +6,20 @@ Skipped only where vLLM cannot be installed; the reason is told.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from rollcage.agents.base import Scriptable
+from rollcage.agents.catalog import shipped
+from rollcage.agents.cli_agent import Downloads
 from rollcage.gateway import Gateway
+from rollcage.runner import Registry
 from rollcage.trajectory import report, sequences
 from rollcage.types import AgentSpec, Endpoint, Limits, Outcome, Sampling, Task, Turn
 from support.engine_client import BASH, ask, ids, logprobs
@@ -37,6 +43,13 @@ async def vllm(state_dir: Path) -> AsyncIterator[Endpoint]:
         pytest.skip(f"no vLLM here: {reason}")
     async with serving(folder) as endpoint:
         yield endpoint
+
+
+@pytest.fixture
+def backends(backends: Registry, state_dir: Path) -> Registry:
+    """With every agent that comes with rollcage."""
+    more = {agent.name: agent for agent in shipped(Downloads(state_dir / "cache"))}
+    return replace(backends, agents={**backends.agents, **more})
 
 
 def sampled(endpoint: Endpoint, **sampling: Any) -> Endpoint:
@@ -170,6 +183,35 @@ async def test_the_real_opencode_does_what_the_real_vllm_says_and_every_token_is
     (result,) = [message for message in second.request["messages"] if message["role"] == "tool"]
     assert shown in result["content"], "the command was run in the box, and the model was told"
     assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
+
+
+async def test_another_agent_does_what_the_real_vllm_says_and_every_token_is_there(
+    play: Play, backends: Registry, vllm: Endpoint
+) -> None:
+    # The one with the shortest prompt: reading it takes most of the time.
+    name = "mini-swe-agent"
+    agent = backends.agents[name]
+    assert isinstance(agent, Scriptable)
+    wanted = agent.tool_words.run("COMMAND")
+    call = json.dumps({"name": wanted.name, "arguments": wanted.arguments})
+    grammar = re.escape(f"<tool_call>\n{call}\n</tool_call>").replace("COMMAND", "(ls|cat notes\\.txt)")
+    endpoint = sampled(vllm, temperature=1, seed=3, extra_body={"structured_outputs": {"regex": grammar}})
+    spec = AgentSpec(name=name, system_prompt="You are brief.")
+    limits = Limits(agent_timeout_s=1200, max_tokens_cap=120, max_turns=2)
+    task = Task(instruction="Look at the files.", files={"notes.txt": "hello\n"}, limits=limits)
+    rollout = await play(task, agent=spec, endpoint=endpoint)
+    assert rollout.outcome is Outcome.LIMIT_REACHED, rollout.error
+    first, second = rollout.turns
+    for turn in (first, second):
+        assert turn.trainable, turn.untrainable_reason
+        assert len(turn.tokens) == turn.usage["completion_tokens"]
+        assert list(turn.prompt_ids) == await tokenized(vllm, turn.request)
+        assert [called for called, _ in calls(turn)] == [wanted.name]
+    (result,) = [message for message in second.request["messages"] if message["role"] == "tool"]
+    assert any(shown in str(result["content"]) for shown in ("notes.txt", "hello")), "the command was run in the box"
+    assert sum(sequence.trained_tokens for sequence in sequences(rollout)) == sum(
+        len(ids(turn)) for turn in rollout.turns
+    )
 
 
 async def test_the_whole_prompt_of_an_agent_as_it_comes_is_the_engines_own(play: Play, vllm: Endpoint) -> None:

@@ -1,0 +1,58 @@
+"""Every agent in containers, from the same prebuilt layers at the same paths as in local boxes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from rollcage.agents.conformance import check
+from rollcage.sandboxes.container.provider import ContainerProvider
+from rollcage.settings import Settings
+from rollcage.types import SandboxSpec
+from rollcage.wiring import agents
+from support.container_engine import an_engine
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+AGENTS = ["opencode", "claude-code", "codex", "pi", "qwen-code", "mini-swe-agent"]
+ONE_ROLLOUT = (
+    *("install.once", "run.finishes", "run.no_egress", "prompt.verbatim", "turns.trainable", "tools.run"),
+    *("tools.edit", "events.complete", "end.children", "secrets.none"),
+)
+"""Checks that look at one and the same rollout; the others are tried in local boxes, by test_conformance.py."""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    # Not below pytest's own folder: podman refuses a path of more than 50 characters.
+    with (
+        tempfile.TemporaryDirectory(prefix="engine-", ignore_cleanup_errors=True) as folder,
+        an_engine(Path(folder)) as found,
+    ):
+        yield found
+
+
+@pytest.fixture
+async def containers(address: str, state_dir: Path) -> AsyncIterator[ContainerProvider]:
+    async with ContainerProvider(state_dir, [address]) as opened:
+        yield opened
+
+
+async def holds(name: str, provider: ContainerProvider) -> None:
+    agent = agents(Settings.from_environ(os.environ))[name]
+    found = [verdict async for verdict in check(agent, provider, only=ONE_ROLLOUT, pace=30)]
+    assert [(one.name, one.detail) for one in found if one.outcome == "failed"] == []
+    assert {one.name for one in found if one.outcome == "not_applicable"} <= {"tools.edit"}
+    assert len(found) == len(ONE_ROLLOUT)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+async def test_an_agent_works_in_a_container(name: str, containers: ContainerProvider) -> None:
+    layers = agents(Settings.from_environ(os.environ))[name].layers()
+    async with containers.open(SandboxSpec(backend="container"), layers):
+        pass  # what is missing is built here, as it is for users
+    await holds(name, containers)
