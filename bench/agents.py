@@ -234,7 +234,8 @@ async def measure(names: Sequence[str], rounds: int) -> dict[str, dict[str, floa
         sides: dict[str, list[tuple[tuple[float, float], tuple[float, float]]]] = {name: [] for name in names}
         for number in range(rounds + 1):
             for name, endpoint in zip(names, endpoints, strict=True):
-                job, ended = Job(task=TASK, model=endpoint, agent=AgentSpec(name=name)), []
+                job = Job(task=TASK, model=endpoint, agent=AgentSpec(name=name))
+                ended: list[Rollout] = []
 
                 async def caged(job: Job = job, ended: list[Rollout] = ended) -> None:
                     ended.append(await runner.wait(await runner.start(job)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_an_audit_says_what_is_wrong_what_to_do_and_fails(home: Path) -> None:
 
 
 def test_many_tasks_are_one_line_each_a_summary_and_go_on_where_they_were(home: Path) -> None:
-    lines = [{"id": f"t{number}", "instruction": "x", "verify": ["test -e x"]} for number in range(3)]
+    lines: list[dict[str, Any]] = [{"id": f"t{n}", "instruction": "x", "verify": ["test -e x"]} for n in range(3)]
     lines[0]["solution_script"] = lines[1]["solution_script"] = "touch x"
     lines[1]["verify"] = ["true"]
     lines[2] |= {"sandbox": {"template": "nowhere"}}
