@@ -1,0 +1,80 @@
+"""Nodes that do not have the head's disk: what they need is sent to them, and the agent's work comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollcage.cli.nodes import cluster_of
+from rollcage.cluster.goods import Goods
+from rollcage.cluster.view import read_view, write_view
+from rollcage.events import WorkStored
+from rollcage.runner import Registry
+from rollcage.sandboxes.images import Image, ImageStore
+from rollcage.sandboxes.layers import Layer, LayerStore
+from rollcage.schema.nodes import NodeView
+from rollcage.store import Store
+from rollcage.store.work import WorkStore
+from rollcage.types import NO_MODEL, AgentSpec, Job, Outcome, Task
+from support.cluster import Machines, opened_cluster
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_agents_work_is_kept_by_the_head(store: Store, backends: Registry, tmp_path: Path) -> None:
+    machines = Machines(backends, backends.providers["local"], tmp_path)
+    machines.add("far")
+    task = Task(instruction="head -c 300000 /dev/urandom > done", verify=("test -s done",))
+    job = Job(task=task, model=NO_MODEL, agent=AgentSpec(name="shell"))
+    far = tmp_path / "far"
+    async with opened_cluster(store, backends, machines, tmp_path, node_home=str(far)) as (runner, _):
+        rollout_id = await runner.start(job)
+        assert (await runner.wait(rollout_id)).outcome is Outcome.FINISHED
+    stored = next(e.event for e in await store.read(rollout_id) if isinstance(e.event, WorkStored))
+    assert isinstance(backends.work, WorkStore) and stored.digest in backends.work, stored.why_not
+    kept = b"".join([chunk async for chunk in backends.work.get(stored.digest)])
+    assert len(kept) == stored.size > 300_000 and not (far / "work").exists()
+
+
+async def test_layers_images_and_trees_arrive_as_they_are(tmp_path: Path) -> None:
+    def goods(name: str) -> Goods:
+        folder = tmp_path / name
+        return Goods(ImageStore(folder / "images", LayerStore(folder / "layers")), WorkStore(folder / "trees", 1 << 20))
+
+    async def build(folder: Path) -> None:
+        (folder / "bin").mkdir()
+        (folder / "bin" / "tool").write_bytes(b"x" * 100_000)
+        (folder / "bin" / "tool").chmod(0o755)
+        (folder / "link").symlink_to("bin/tool")
+
+    async def chunks():  # type: ignore[no-untyped-def]
+        yield b"tree"
+
+    head, node = goods("head"), goods("node")
+    layer = await head.layers.ensure(Layer("tool", "1", build))
+    head.images.put(Image(name="box", parts=(layer.name,)))
+    digest, _ = await head.trees.put(chunks())
+    names = [f"layer:{layer.name}", "image:box", f"tree:{digest}"]
+    assert node.missing(names) == frozenset(names)
+    for name in names:
+        await node.receive(name, await head.packed(name))
+    assert node.missing(names) == frozenset() and node.images.get("box").parts == (layer.name,)
+    there = node.layers.folder / layer.name
+    assert (there / "link").read_bytes() == b"x" * 100_000 and (there / "bin" / "tool").stat().st_mode & 0o777 == 0o755
+
+
+def test_the_word_about_nodes_is_read_and_grows_old(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    assert read_view(tmp_path, 0.0) == ((), 0.0)
+    write_view(tmp_path, [NodeView(id="a", address="10.0.0.1", state="ready", places=4)])
+    now = (tmp_path / "cluster" / "nodes.json").stat().st_mtime
+    assert read_view(tmp_path, now + 2)[0][0].places == 4
+    assert read_view(tmp_path, now + 3600)[0] == ()
+
+
+def test_options_of_the_command_become_a_cluster() -> None:
+    given = {"ray": "auto", "ray_places": 8, "ray_resource": ("CPU=0.5", "place=1"), "ray_label": ("pool=agents",)}
+    cluster = cluster_of({**given, "ray_lease": None, "node_home": None})
+    assert cluster is not None and cluster.resources == {"CPU": 0.5, "place": 1.0} and cluster.places == 8
+    assert cluster.labels == {"pool": "agents"} and cluster.lease_s == 12.0
