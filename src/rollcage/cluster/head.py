@@ -284,10 +284,11 @@ class Head:
     async def _look(self) -> None:
         """Use every node that Ray has, as it comes."""
         while True:
-            found = {info.id: info for info in await self._source.nodes()}
-            self._known = frozenset(found)
-            for key, info in found.items():
-                self._consider(key, info)
+            with suppress(TimeoutError):  # the nodes that are known go on
+                found = {info.id: info for info in await self._source.nodes()}
+                self._known = frozenset(found)
+                for key, info in found.items():
+                    self._consider(key, info)
             before = self.replicas.addresses
             self.replicas.refresh()
             if before != self.replicas.addresses:
@@ -361,7 +362,7 @@ class Head:
 
             if welcome.port:
                 tasks.start_soon(end_with, self._lifeline(node, welcome))
-            tasks.start_soon(end_with, self._follow(node))
+            tasks.start_soon(end_with, self._follow(node, lifeline=bool(welcome.port)))
         return why[0]
 
     async def _lifeline(self, node: Node, welcome: Welcome) -> str:
@@ -379,7 +380,7 @@ class Head:
             writer.close()
         return "its process ended"
 
-    async def _follow(self, node: Node) -> str:
+    async def _follow(self, node: Node, *, lifeline: bool) -> str:
         acknowledged, heard, lease_s = 0, time.monotonic(), self._options.lease_s
         while True:
             try:
@@ -394,6 +395,9 @@ class Head:
                 await anyio.sleep(lease_s / 50)
                 continue
             except NodeLost as error:
+                if lifeline:
+                    # A process that ended breaks its lifeline at once; one that is out of reach runs until its lease.
+                    await anyio.sleep(max(0.0, heard + lease_s + LOOK_S - time.monotonic()))
                 return str(error)
             heard = time.monotonic()
             with anyio.CancelScope(shield=True):

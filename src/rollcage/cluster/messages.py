@@ -140,7 +140,7 @@ class NodeSource(Protocol):
     """Where nodes come from."""
 
     async def nodes(self) -> Sequence[NodeInfo]:
-        """Those that are alive now."""
+        """Those that are alive now; TimeoutError where nobody can tell."""
 
     def connect(self, node: NodeInfo, places: int) -> NodeLink:
         """A way to one of them, which holds what so many places take of it."""

@@ -28,8 +28,9 @@ class Cluster(Value):
     """Rollouts that run on one node at most."""
     labels: dict[str, str] = {}
     """Only nodes with these Ray labels are used."""
-    lease_s: float = Field(default=12.0, ge=0.5)
-    """A node that has not heard the head for so long stops what it runs. Ray itself gives a node up after 15 s."""
+    lease_s: float = Field(default=60.0, ge=0.5)
+    """A node that has not heard the head for so long stops what it runs; only then others begin it anew. A process that
+    ended is known at once: this is for machines that are out of reach."""
     node_home: str = ""
     """Where nodes keep layers and boxes; empty: where each one's own settings say (`ROLLCAGE_HOME`)."""
     warm: int = Field(default=0, ge=0)

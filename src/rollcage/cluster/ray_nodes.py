@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -153,7 +154,11 @@ class RayNodes:
 
     async def nodes(self) -> Sequence[NodeInfo]:
         """Those that are alive."""
-        return await to_thread.run_sync(self._nodes)
+        try:
+            return await to_thread.run_sync(self._nodes)
+        except Exception as error:
+            # Ray has no one word for a head of its own that does not answer.
+            raise TimeoutError(f"Ray does not tell its nodes: {error}") from error
 
     def _nodes(self) -> list[NodeInfo]:
         from ray._private import state
@@ -207,15 +212,18 @@ async def connected(address: str, resources: dict[str, float], lease_s: float) -
         import ray
     except ImportError as error:
         raise SetupError("a cluster needs Ray: pip install 'rollcage[ray]'") from error
-    own = not ray.is_initialized()
-    if own:
-        await to_thread.run_sync(_connect, address)
-    try:
+    if ray.is_initialized():
         yield RayNodes(resources, lease_s)
-    finally:
-        if own:
+        return
+    # One thread for all of its life: what Ray starts is killed by the kernel when the thread ends that started it.
+    with ThreadPoolExecutor(1, "rollcage-ray") as thread:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(thread, _connect, address)
+        try:
+            yield RayNodes(resources, lease_s)
+        finally:
             with anyio.CancelScope(shield=True):
-                await to_thread.run_sync(ray.shutdown)
+                await loop.run_in_executor(thread, ray.shutdown)
 
 
 def _connect(address: str) -> None:
