@@ -160,7 +160,7 @@ async def test_every_wire_is_replayed_as_it_was_recorded(path: str, body: str, p
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", ["claude-code", "pi", "qwen-code"])
+@pytest.mark.parametrize("name", ["claude-code", "codex", "pi", "qwen-code", "mini-swe-agent"])
 async def test_a_rollout_of_a_real_agent_is_replayed_as_it_was(
     name: str, play: Play, runner: Runner, backends: Registry
 ) -> None:

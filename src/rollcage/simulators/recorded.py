@@ -29,6 +29,7 @@ IGNORED = frozenset(
 
 _VOLATILE = re.compile(
     r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?)?"  # dates and times
+    r"|\bChunk ID: [0-9a-f]{4,}\b"  # Codex numbers what its commands print
     r"|\b\d\d:\d\d(?::\d\d(?:\.\d+)?)?\b"
     r"|\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*,? (?:[A-Z][a-z]{2,8} \d{1,2}|\d{1,2} [A-Z][a-z]{2,8}),? \d{4}"
     r"|\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]* +\d{1,2}\b"
@@ -59,7 +60,9 @@ def blurred(value: Any) -> Any:
     if isinstance(value, str):
         return _VOLATILE.sub("~", value)
     if isinstance(value, dict):
-        return {name: blurred(each) for name, each in value.items() if name not in ("id", "tool_call_id")}
+        # Null is the same as not said: some agents send a whole answer back, with all that it has not.
+        said = {name: each for name, each in value.items() if each is not None and name not in ("id", "tool_call_id")}
+        return {name: blurred(each) for name, each in said.items()}
     return [blurred(each) for each in value] if isinstance(value, list | tuple) else value
 
 
