@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ async def test_layers_images_and_trees_arrive_as_they_are(tmp_path: Path) -> Non
         (folder / "bin" / "tool").chmod(0o755)
         (folder / "link").symlink_to("bin/tool")
 
-    async def chunks():  # type: ignore[no-untyped-def]
+    async def chunks() -> AsyncIterator[bytes]:
         yield b"tree"
 
     head, node = goods("head"), goods("node")
