@@ -18,7 +18,7 @@ from rollcage.settings import Settings
 from rollcage.store import Store
 from rollcage.trajectory import sequences
 from rollcage.trajectory.export import COLUMNS, Format, load, open_export, rows_of
-from rollcage.types import Endpoint, Job, Outcome, Purpose, Reward, Task, Turn
+from rollcage.types import BatchPlace, Endpoint, Job, Outcome, Purpose, Reward, Task, Turn
 from support.turns import turn
 
 USER = {"role": "user", "content": "Fix it."}
@@ -48,7 +48,8 @@ def turns() -> list[Turn]:
 
 def queued(group: str = "g") -> Queued:
     model = Endpoint(base_url="http://x/v1", model="m")
-    return Queued(job=Job(task=Task(id="t", instruction="Fix it."), model=model, group_id=group))
+    place = BatchPlace(name=f"batch-{group}", cell="c", task="t", digest="d", model="m", agent="opencode", sample=1)
+    return Queued(job=Job(task=Task(id="t", instruction="Fix it."), model=model, group_id=group), batch=place)
 
 
 def log_of(home: Path) -> Path:
@@ -191,6 +192,13 @@ async def test_the_command_exports_a_group(tmp_path: Path) -> None:
     assert "4 sequences of 2 rollouts" in run(tmp_path, "--group", "g", "-o", str(out))
     assert [row.rollout_id for row in rollcage.load(out)] == [names[0], names[0], names[1], names[1]]
     assert {row.reward for row in rollcage.load(out)} == {1.0}
+
+
+async def test_the_command_exports_a_batch(tmp_path: Path) -> None:
+    names = await logged(tmp_path)
+    out = tmp_path / "out.jsonl"
+    assert "2 sequences of 1 rollouts" in run(tmp_path, "--batch", "batch-h", "-o", str(out))
+    assert {row.rollout_id for row in rollcage.load(out)} == {names[2]}
 
 
 async def test_the_command_filters_by_reward_and_by_id(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ class ExportFilters(NamedTuple):
 
     ids: tuple[str, ...]
     group: str
+    batch: str
     task: str
     agent: str
     model: str
@@ -39,6 +40,7 @@ class ExportFilters(NamedTuple):
 )
 @click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="FILE.parquet or FILE.jsonl.")
 @click.option("--group", default="", metavar="ID", help="Only the rollouts of one group.")
+@click.option("--batch", default="", metavar="NAME", help="Only those of one batch.")
 @click.option("--task", default="", metavar="ID", help="Only those of one task.")
 @click.option("--agent", default="", metavar="NAME", help="Only those of one agent.")
 @click.option("--model", default="", metavar="NAME", help="Only those of one model.")
@@ -50,6 +52,7 @@ def export(
     format_: Format,
     output: Path | None,
     group: str,
+    batch: str,
     task: str,
     agent: str,
     model: str,
@@ -65,6 +68,7 @@ def export(
     \b
     Examples:
       rollcage export --group step-12 -o step-12.parquet
+      rollcage export --batch nightly --format turns -o nightly.jsonl
       rollcage export 0a1b --format atif > trajectory.jsonl
       rollcage export --format sft --min-reward 1 -o good.parquet
     """
@@ -74,7 +78,7 @@ def export(
 
     from rollcage.cli.output import environment
 
-    filters = ExportFilters(ids, group, task, agent, model, min_reward)
+    filters = ExportFilters(ids, group, batch, task, agent, model, min_reward)
     return anyio.run(_export, environment(), filters, format_, output, per_turn, as_json)
 
 
@@ -119,7 +123,7 @@ async def _chosen(store: Store, filters: ExportFilters) -> list[str]:
     if filters.ids:
         return list(dict.fromkeys([await store.find(prefix) for prefix in filters.ids]))
     asked = {"task_id": filters.task, "agent": filters.agent, "model": filters.model, "group_id": filters.group}
-    query = Query(stages=(Stage.ENDED,), **asked)
+    query = Query(stages=(Stage.ENDED,), batch=filters.batch, **asked)
     found: list[str] = []
     before: int | None = None
     while True:

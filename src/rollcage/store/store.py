@@ -125,6 +125,8 @@ class Query(Value):
     """Found in the beginning of the instruction, the task's id, or the error."""
     group_id: str = ""
     """Those of one group."""
+    batch: str = ""
+    """Those of one batch."""
 
     def sql(self) -> tuple[str, Parameters]:
         """The condition, and its values."""
@@ -135,6 +137,7 @@ class Query(Value):
             "agent": self.agent or None,
             "model": self.model or None,
             "group_id": self.group_id or None,
+            "batch": self.batch or None,
         }
         wanted = {f"{name} = ?": [value] for name, value in named.items() if value is not None}
         if self.stages:
