@@ -23,7 +23,7 @@ _OPAQUE = ".wh..wh..opq"
 _MOST_LINKS = 40
 _CHUNK = 1 << 20
 
-Places = tuple[str, ...]
+LayerPaths = tuple[str, ...]
 """What together makes up one name: a file or a link, or folders that are merged, topmost first. Empty: nothing."""
 
 
@@ -31,9 +31,9 @@ class Stacked:
     """Folders laid over one another, topmost first. Nothing but a real folder is ever walked through."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        self._roots: Places = tuple(map(str, folders))
+        self._roots: LayerPaths = tuple(map(str, folders))
 
-    def look(self, above: Places, name: str) -> Places:
+    def look(self, above: LayerPaths, name: str) -> LayerPaths:
         """What a name stands for in a merged folder."""
         found: list[str] = []
         for folder in above:
@@ -51,7 +51,7 @@ class Stacked:
                 break
         return tuple(found)
 
-    def find(self, path: str) -> Places:
+    def find(self, path: str) -> LayerPaths:
         """What has this path, with no link followed."""
         places = self._roots
         for name in parts_of(path):
@@ -81,12 +81,12 @@ class Stacked:
             trail.append(places if _are_folders(places) else ())
         return "/".join([*done, *names])
 
-    def names(self, places: Places) -> list[str]:
+    def names(self, places: LayerPaths) -> list[str]:
         """What is in a merged folder."""
         seen = {name for place in places for name in os.listdir(place)}  # noqa: PTH208 (paths are texts here)
         return sorted(name for name in seen if self.look(places, name))
 
-    def walk(self, path: str) -> Iterator[tuple[str, Places]]:
+    def walk(self, path: str) -> Iterator[tuple[str, LayerPaths]]:
         """Everything below a folder: its path, and what makes it up; folders before what is in them."""
         waiting = [(path, self.find(path))]
         while waiting:
@@ -236,5 +236,5 @@ def move_out(system: Stacked, path: str, part: Path, target: str, leads_to: str)
     link.symlink_to(leads_to)
 
 
-def _are_folders(places: Places) -> bool:
+def _are_folders(places: LayerPaths) -> bool:
     return bool(places) and stat.S_ISDIR(os.lstat(places[0]).st_mode)

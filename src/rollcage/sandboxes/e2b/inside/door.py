@@ -115,7 +115,7 @@ def _serve(listener: socket.socket, request: dict[str, Any], mounts: str) -> Non
                 pid = os.fork()
                 if pid == 0:
                     listener.close()
-                    _obey(connection, request, mounts)
+                    _carry_out(connection, request, mounts)
                 connection.close()
                 fd = os.pidfd_open(pid)
                 serving[fd] = pid
@@ -126,7 +126,7 @@ def _serve(listener: socket.socket, request: dict[str, Any], mounts: str) -> Non
         select.select([fd], [], [])
 
 
-def _obey(connection: socket.socket, request: dict[str, Any], mounts: str) -> NoReturn:
+def _carry_out(connection: socket.socket, request: dict[str, Any], mounts: str) -> NoReturn:
     """Serve one who asked. In a child of its own, which never returns."""
     answer = b""
     try:
