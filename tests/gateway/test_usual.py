@@ -134,6 +134,12 @@ def test_what_nobody_acts_on_is_told_alike(parts: list[bytes]) -> None:
         assert usual.calm(data) is python_calm(data)
 
 
+@pytest.mark.parametrize("more", [b"\n", b"\n\n", b"\n\n\n"])
+def test_blank_lines_too_many_are_read_to_their_end(more: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    same_turn(b"data: [DONE]\n\n" + more, monkeypatch)
+    same_turn(b'data: {"choices":[]}\n\n' + more + b"data: [DONE]\n\n" + more, monkeypatch)
+
+
 @compiled
 def test_the_streams_of_a_real_engine_are_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     for path in sorted(GOLDEN.glob("*.sse")):

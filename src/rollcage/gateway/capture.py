@@ -168,7 +168,8 @@ class TurnBuilder:
                 else:
                     self._message.add(piece_of(piece) if isinstance(piece, bytes) else piece)
             if at < len(data):
-                end = data.find(b"\n\n", at) + 2
+                found = data.find(b"\n\n", at)
+                end = found + 2 if found >= 0 else len(data)  # a line feed too many is no event
                 self._on_portion(data[at:end])
                 at = end
 
