@@ -35,8 +35,8 @@ from pydantic import SecretStr
 from rollcage.agents.base import Agent, Scriptable
 from rollcage.agents.cli_agent import AgentRun, CliAgent
 from rollcage.agents.purposes import by_headers
-from rollcage.events import Rollout
 from rollcage.gateway import Gateway
+from rollcage.results.fold import Rollout
 from rollcage.runner import Registry, Runner
 from rollcage.sandboxes.local.box import LocalBox
 from rollcage.sandboxes.local.provider import LocalProvider

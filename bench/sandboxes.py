@@ -25,8 +25,8 @@ from socket import socket
 import anyio
 
 from rollcage.agents.opencode.agent import OpenCode
+from rollcage.conformance.sandboxes.peers import Peer, serve
 from rollcage.sandboxes.base import Sandbox, run
-from rollcage.sandboxes.conformance.peers import Peer, serve
 from rollcage.sandboxes.layers import Layer
 from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.sandboxes.pool import Pool

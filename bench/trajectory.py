@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from rollcage.events import Rollout
+from rollcage.results.fold import Rollout
 from rollcage.simulators.scripted.tokenizer import default_tokenizer
 from rollcage.trajectory import Sequence, sequences
 from rollcage.trajectory.export import open_export, rows_of

@@ -15,7 +15,7 @@ import pytest
 # Fetched by the fixtures that need it: most tests use few of these, and each is collected in every process.
 if TYPE_CHECKING:
     from rollcage.agents.base import Agent
-    from rollcage.events import Rollout
+    from rollcage.results.fold import Rollout
     from rollcage.runner import Registry, Runner
     from rollcage.simulators import ScriptedModel
     from rollcage.store import Store

@@ -18,13 +18,13 @@ from rollcage.events import (
     Event,
     FilesCollected,
     Queued,
-    Rollout,
     Scored,
     StageEnded,
     StageStarted,
     Suspicion,
     TurnEnded,
 )
+from rollcage.results.fold import Rollout
 from rollcage.types import CommandResult, Endpoint, Job, Outcome, Reward, Stage, Task, Token, Turn
 
 JOB = Job(task=Task(instruction="do it"), model=Endpoint(base_url="http://127.0.0.1:1/v1", model="tiny"))

@@ -38,7 +38,8 @@ from opencode_env.task import OpenCodeTask
 from opencode_env.traces import trace_entries, training_trace
 from rollcage.agents.opencode.transcript import messages_of, session_of
 from rollcage.errors import SandboxError
-from rollcage.events import AgentEmitted, AgentEnded, Event, Rollout, TurnEnded
+from rollcage.events import AgentEmitted, AgentEnded, Event, TurnEnded
+from rollcage.results.fold import Rollout
 from rollcage.rollout.run import Failure, RolloutDeps, set_up, work
 from rollcage.sandboxes.base import Provider
 from rollcage.trajectory import Sequence, sequences

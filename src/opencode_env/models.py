@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, field_validator
 
+from rollcage.results.result import CommandOutcome, ProxyTurn
+from rollcage.results.result import RolloutResult as Result
 from rollcage.schema.arguments import RolloutArguments as Arguments
 from rollcage.schema.openenv import ACTIONS, OpenCodeState, RolloutAction, RolloutObservation, published_outcome
-from rollcage.schema.result import CommandOutcome, ProxyTurn
-from rollcage.schema.result import RolloutResult as Result
 
 __all__ = [
     "ACTIONS",

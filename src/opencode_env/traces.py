@@ -7,7 +7,7 @@ from typing import cast
 
 from openenv.core.harness import TraceEntry, TrainingTrace
 
-from rollcage.schema.result import proxy_turn
+from rollcage.results.result import proxy_turn
 from rollcage.types import JsonObject, Purpose, Turn
 
 _POLICY = (Purpose.AGENT, Purpose.SUBAGENT)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rollcage.errors import SetupError as SetupError
     from rollcage.errors import StoreError as StoreError
     from rollcage.errors import UsageError as UsageError
-    from rollcage.events import Rollout as Rollout
+    from rollcage.results.fold import Rollout as Rollout
     from rollcage.runner import Runner as Runner
     from rollcage.settings import Settings as Settings
     from rollcage.store import Store as Store

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from rollcage.api.background import BackgroundRunner, RunningRollout, Wanted
 from rollcage.api.run import Work
 from rollcage.errors import UsageError
-from rollcage.events import Rollout
 from rollcage.gateway.pause import Running as Calls
+from rollcage.results.fold import Rollout
 from rollcage.schema.arguments import RolloutArguments
 from rollcage.settings import Settings
 from rollcage.trajectory import Sequence, sequences

@@ -23,7 +23,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from rollcage.api.background import BackgroundRunner, Wanted
 from rollcage.api.run import Work
 from rollcage.errors import UsageError
-from rollcage.events import Rollout
+from rollcage.results.fold import Rollout
 from rollcage.trajectory import sequences
 from rollcage.trajectory.row import Keep, Row, row_of
 from rollcage.trl import PLAIN, instruction_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollcage.agents.conformance import check
+from rollcage.conformance.agents import check
 from rollcage.sandboxes.container.provider import ContainerProvider
 from rollcage.settings import Settings
 from rollcage.types import SandboxSpec
@@ -23,7 +23,7 @@ ONE_ROLLOUT = (
     *("install.once", "run.finishes", "run.no_egress", "prompt.verbatim", "turns.trainable", "tools.run"),
     *("tools.edit", "events.complete", "end.children", "secrets.none"),
 )
-"""Checks that look at one and the same rollout; the others are tried in local boxes, by test_conformance.py."""
+"""Checks that look at one and the same rollout; conformance/test_agent_suite.py tries the others in local boxes."""
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from rollcage.agent_events import AgentReasoning, AgentReportedError, AgentSession, AgentText, AgentToolCall, AgentUsage
 from rollcage.agents.mini import Mini, agent
 from rollcage.errors import UsageError
-from rollcage.events import Rollout
+from rollcage.results.fold import Rollout
 from rollcage.simulators import ScriptedModel
 from rollcage.types import HOME, AgentSpec, Limits, Outcome, ScriptedCall, ScriptedTurn, Task
 from support.playing import Play

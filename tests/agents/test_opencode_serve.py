@@ -13,7 +13,8 @@ from rollcage.agents.opencode import OpenCode
 from rollcage.agents.opencode.listener import EVERY_S
 from rollcage.agents.opencode.transcript import messages_of, session_of
 from rollcage.errors import UsageError
-from rollcage.events import AgentEmitted, Rollout, TurnEnded
+from rollcage.events import AgentEmitted, TurnEnded
+from rollcage.results.fold import Rollout
 from rollcage.runner import Registry, Runner
 from rollcage.server.transcript import transcript_of
 from rollcage.simulators import ScriptedModel

@@ -9,8 +9,8 @@ import pytest
 
 from rollcage.agents.catalog import AgentCatalog
 from rollcage.agents.cli_agent import Downloads
-from rollcage.agents.conformance import check
 from rollcage.agents.mini import Mini
+from rollcage.conformance.agents import check
 from rollcage.errors import UsageError
 from rollcage.runner import Registry, Runner
 from rollcage.sandboxes.local.provider import LocalProvider

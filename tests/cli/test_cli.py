@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from rollcage.events import AbortRequested, Ended, Event, Queued, StageStarted
+from rollcage.results.result import RolloutResult
 from rollcage.runner import Owners
-from rollcage.schema.result import RolloutResult
 from rollcage.store import Store
 from rollcage.types import Endpoint, Job, Outcome, Stage, Task
 from support.commands import environ, rest, rollcage, rollcage_running, until

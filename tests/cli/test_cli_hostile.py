@@ -25,12 +25,12 @@ from rollcage.events import (
     FilesCollected,
     Progress,
     Queued,
-    Rollout,
     Scored,
     StageStarted,
     Suspicion,
     TurnEnded,
 )
+from rollcage.results.fold import Rollout
 from rollcage.store import Summary
 from rollcage.types import AgentSpec, Endpoint, Job, Outcome, Reward, Stage, Task
 from support.opencode_events import opencode

@@ -14,7 +14,7 @@ import pytest
 
 from rollcage.cli.request import typed_task
 from rollcage.endpoints import EndpointRequest
-from rollcage.schema.result import RolloutResult
+from rollcage.results.result import RolloutResult
 from rollcage.store import Store
 from support.commands import environ, rest, rollcage, rollcage_running, until
 

@@ -12,13 +12,8 @@ from rollcage.cli.narrator import FANCY, SCRIPTED, Narrator
 from rollcage.cli.screen import View, screen
 from rollcage.cli.summary import summary_of, turn_details
 from rollcage.cli.text import reward_text, seconds_of
-from rollcage.events import (
-    AbortRequested,
-    AgentEnded,
-    CommandEnded,
-    Ended,
-    Rollout,
-)
+from rollcage.events import AbortRequested, AgentEnded, CommandEnded, Ended
+from rollcage.results.fold import Rollout
 from rollcage.settings import Settings
 from rollcage.types import Outcome, Stage
 from support.stories import LOG, command, log_of, rollout_log, shown, told

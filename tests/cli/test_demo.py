@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rollcage.schema.result import RolloutResult
+from rollcage.results.result import RolloutResult
 from rollcage.settings import Settings
 from support.commands import environ, rollcage
 

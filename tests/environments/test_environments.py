@@ -15,8 +15,9 @@ from pydantic import SecretStr
 from rollcage.environments.base import MOST, called
 from rollcage.environments.fleet.provider import FleetEnvironments
 from rollcage.errors import UsageError
-from rollcage.events import Rollout, StageStarted, ToolCalled
+from rollcage.events import StageStarted, ToolCalled
 from rollcage.mcp.bridge import ToolCall
+from rollcage.results.fold import Rollout
 from rollcage.runner import Registry, Runner
 from rollcage.sandboxes.e2b.provider import E2BProvider
 from rollcage.simulators import FleetRuntime, ScriptedModel

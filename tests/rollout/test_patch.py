@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rollcage.results.result import result_of
 from rollcage.rollout.patch import MAX_PATCH_BYTES, patch_of, snapshot_workdir
 from rollcage.sandboxes.base import Sandbox, sh
 from rollcage.sandboxes.local.provider import LocalProvider
-from rollcage.schema.result import result_of
 from rollcage.types import HOME, SandboxSpec, Task
 from support.playing import Play
 

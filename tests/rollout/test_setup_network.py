@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rollcage.events import Rollout
+from rollcage.results.fold import Rollout
 from rollcage.sandboxes import mirrors
 from rollcage.types import SandboxSpec, Task
 from support.environment_server import served, shell

@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from rollcage.errors import SandboxError
-from rollcage.events import Rollout
+from rollcage.results.fold import Rollout
+from rollcage.results.result import result_of
 from rollcage.sandboxes.base import sh
-from rollcage.schema.result import result_of
 from rollcage.types import HOME, Task
 from support.boxes import a_box
 from support.playing import Play

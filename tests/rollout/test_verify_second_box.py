@@ -8,8 +8,9 @@ import pytest
 
 from rollcage.agents.shell import Shell
 from rollcage.errors import SandboxError
-from rollcage.events import BoxOpened, Rollout
+from rollcage.events import BoxOpened
 from rollcage.gateway import Gateway
+from rollcage.results.fold import Rollout
 from rollcage.runner import Registry, Runner
 from rollcage.sandboxes.base import Rewindable
 from rollcage.sandboxes.files import NotCopied, copy_path

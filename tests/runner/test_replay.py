@@ -9,7 +9,7 @@ import pytest
 
 from rollcage import UsageError
 from rollcage.agents.base import Scriptable
-from rollcage.events import Rollout
+from rollcage.results.fold import Rollout
 from rollcage.runner import Runner
 from rollcage.runner.registry import Registry
 from rollcage.runner.replay import fork, replay

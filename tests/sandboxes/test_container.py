@@ -17,13 +17,13 @@ import anyio
 import pytest
 
 from rollcage.agents.opencode.agent import OpenCode
+from rollcage.conformance.sandboxes import CHECKS, ConformanceCheck, judge
+from rollcage.conformance.sandboxes.backends import traits_of
 from rollcage.errors import SandboxLost, SetupError, UsageError
 from rollcage.gateway import Gateway
 from rollcage.rollout.verify_env import environment_from
 from rollcage.runner import Registry, Runner
 from rollcage.sandboxes.base import run, sh
-from rollcage.sandboxes.conformance import CHECKS, ConformanceCheck, judge
-from rollcage.sandboxes.conformance.backends import traits_of
 from rollcage.sandboxes.container.engine import Container, ContainerEngine
 from rollcage.sandboxes.container.provider import OWNER, ContainerProvider
 from rollcage.sandboxes.images.base import COMMANDS

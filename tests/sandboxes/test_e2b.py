@@ -18,12 +18,12 @@ import pytest
 
 from rollcage.agents.opencode.agent import OpenCode
 from rollcage.agents.shell import Shell
+from rollcage.conformance.sandboxes import CHECKS, ConformanceCheck, Traits, judge
 from rollcage.errors import SandboxError, SandboxLost, SetupError, UsageError
 from rollcage.gateway import Gateway
 from rollcage.rollout.judge import divided
 from rollcage.runner import Registry, Runner
 from rollcage.sandboxes.base import Sandbox, Separable, run, sh
-from rollcage.sandboxes.conformance import CHECKS, ConformanceCheck, Traits, judge
 from rollcage.sandboxes.e2b.process import PROGRAM
 from rollcage.sandboxes.e2b.provider import MARKER, E2BProvider
 from rollcage.sandboxes.layers import Layer

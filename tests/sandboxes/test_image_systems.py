@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from test_sandbox_hostile import DENIED, PRELUDE
 
+from rollcage.conformance.sandboxes import check
 from rollcage.errors import SandboxError, UsageError
 from rollcage.runner import Registry
 from rollcage.sandboxes.base import sh
-from rollcage.sandboxes.conformance import check
 from rollcage.sandboxes.layers import Layer
 from rollcage.sandboxes.local.box import LocalBox
 from rollcage.sandboxes.local.provider import LocalProvider

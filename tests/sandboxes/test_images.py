@@ -20,10 +20,10 @@ import anyio
 import pytest
 
 from rollcage.errors import SandboxError, SetupError, UsageError
+from rollcage.results.result import RolloutResult
 from rollcage.runner import Registry
 from rollcage.sandboxes.base import sh
 from rollcage.sandboxes.local.provider import LocalProvider
-from rollcage.schema.result import RolloutResult
 from rollcage.types import HOME, SandboxSpec, ScriptedCall, ScriptedTurn, Task
 from support.commands import rest, rollcage, rollcage_running
 from support.image_making import build, folders, said

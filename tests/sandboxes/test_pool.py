@@ -13,8 +13,8 @@ import pytest
 
 from rollcage.agents.opencode.agent import OpenCode
 from rollcage.errors import SandboxError, SandboxLost, UsageError
-from rollcage.events import Rollout
 from rollcage.gateway import Gateway
+from rollcage.results.fold import Rollout
 from rollcage.runner import Registry, Runner
 from rollcage.sandboxes.base import Provider, Sandbox, run
 from rollcage.sandboxes.layers import Layer

@@ -14,10 +14,10 @@ from typing import Any
 import anyio
 import pytest
 
+from rollcage.conformance.sandboxes import CHECKS, judge
 from rollcage.events import Event
 from rollcage.rollout.verify import NOTHING, _second_box
 from rollcage.sandboxes.base import Sandbox, sh
-from rollcage.sandboxes.conformance import CHECKS, judge
 from rollcage.sandboxes.layers import BOX_UIDS
 from rollcage.sandboxes.local.box import LocalBox
 from rollcage.sandboxes.local.disks import FOLDER

@@ -32,7 +32,7 @@ NEEDED = "anyio pydantic pydantic_core annotated_types typing_inspection typing_
 TESTING = "pytest _pytest py pluggy iniconfig packaging pygments anyio".split()
 FILES = {
     "own tests": ["test_sandbox_core.py", "test_sandbox_hostile.py", "test_sandbox_rewind.py", "test_layers.py"],
-    "conformance": ["test_conformance_local.py"],
+    "conformance": ["../conformance/test_box_suite.py"],
     "judge and judged": ["test_sandbox_separate.py", "../rollout/test_judge.py", "../rollout/test_judge_cheats.py"],
     "plain verifiers": ["../rollout/test_guards.py", "../rollout/test_plain_cheats.py"],
 }

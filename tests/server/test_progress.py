@@ -9,7 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from rollcage.events import BoxOpened, Ended, Event, Progress, Queued, Rollout, StageStarted
+from rollcage.events import BoxOpened, Ended, Event, Progress, Queued, StageStarted
+from rollcage.results.fold import Rollout
 from rollcage.sandboxes.progress import SharedWork, listening, tell
 from rollcage.types import Outcome, Stage
 from support.served import Served, served, shell

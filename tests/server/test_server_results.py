@@ -14,8 +14,8 @@ from starlette.types import Message
 from rollcage.errors import StoreError
 from rollcage.events import AgentEmitted, Ended, FilesCollected, Queued, Scored, StageEnded, TurnEnded
 from rollcage.gateway.live import Delta
+from rollcage.results.result import RolloutResult, result_of
 from rollcage.runner import Owners
-from rollcage.schema.result import RolloutResult, result_of
 from rollcage.server.feeds import PORTION_BYTES, FeedLine, Feeds
 from rollcage.server.mcp import tool_result
 from rollcage.server.reading import written

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from rollcage.agent_events import AgentEvent
-from rollcage.events import AgentEmitted, Ended, Event, Queued, Requeued, Rollout, TurnEnded
+from rollcage.events import AgentEmitted, Ended, Event, Queued, Requeued, TurnEnded
+from rollcage.results.fold import Rollout
 from rollcage.store import Store
 from rollcage.types import CommandResult, Endpoint, Job, Reward, Task, Turn
 

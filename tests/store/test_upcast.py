@@ -19,8 +19,9 @@ from rollcage.agents.opencode import OpenCode
 from rollcage.agents.opencode.neutral import event_of
 from rollcage.cli.narrator import FANCY, Narrator
 from rollcage.errors import StoreError
-from rollcage.events import AgentEmitted, Queued, Rollout
-from rollcage.schema.result import result_of
+from rollcage.events import AgentEmitted, Queued
+from rollcage.results.fold import Rollout
+from rollcage.results.result import result_of
 from rollcage.server.compact import compact
 from rollcage.server.transcript import KINDS, transcript_of
 from rollcage.store import Query, Store

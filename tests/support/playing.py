@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from rollcage.events import Rollout
+from rollcage.results.fold import Rollout
 
 Play = Callable[..., Awaitable[Rollout]]
 """`await play(task, agent="shell")`."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rollcage.errors import TaskError
-from rollcage.events import Rollout
+from rollcage.results.fold import Rollout
 from rollcage.runner import Runner
 from rollcage.settings import Settings
 from rollcage.store import Store

@@ -13,7 +13,8 @@ import pytest
 
 import rollcage
 from rollcage.errors import UsageError
-from rollcage.events import AgentStarted, Ended, Event, Queued, Rollout, Scored, TurnEnded
+from rollcage.events import AgentStarted, Ended, Event, Queued, Scored, TurnEnded
+from rollcage.results.fold import Rollout
 from rollcage.settings import Settings
 from rollcage.store import Store
 from rollcage.trajectory import sequences

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollcage
-from rollcage.events import Rollout
+from rollcage.results.fold import Rollout
 from rollcage.trajectory import merge, report, sequences
 from rollcage.types import Endpoint, Job, Outcome, Purpose, Reward, Task, Token, Turn
 from support.turns import turn

@@ -17,8 +17,8 @@ from anyio.from_thread import start_blocking_portal
 
 from rollcage.api.run import Work, arun, arun_group, open_runner, read
 from rollcage.errors import UnknownGroup
-from rollcage.events import Rollout
 from rollcage.gateway.pause import Running as Calls
+from rollcage.results.fold import Rollout
 from rollcage.settings import Settings
 from rollcage.tasks import TaskFile
 

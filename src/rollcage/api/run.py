@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 from anyio import CancelScope
 
 from rollcage.errors import UsageError
-from rollcage.events import Rollout
 from rollcage.jobs import job_of, opened_model, with_arguments
+from rollcage.results.fold import Rollout
 from rollcage.schema.arguments import RolloutArguments
 from rollcage.schema.request import RolloutRequest
 from rollcage.settings import Settings

@@ -115,15 +115,15 @@ def check(name: str, only: Sequence[str], backend: str, as_json: bool) -> int:
 
 
 async def _check(settings: Settings, name: str, only: Sequence[str], backend: str, as_json: bool) -> int:
-    from rollcage.agents.conformance import check as verdicts
-    from rollcage.agents.conformance import chosen
     from rollcage.cli.output import write_json
     from rollcage.cli.prepare import known_agent, prepare
     from rollcage.cli.sandbox import conclude, print_verdict
     from rollcage.cli.screen import screen
     from rollcage.cli.start_cost import measure_start
+    from rollcage.conformance.agents import check as verdicts
+    from rollcage.conformance.agents import chosen
+    from rollcage.conformance.sandboxes.backends import traits_of
     from rollcage.errors import UsageError
-    from rollcage.sandboxes.conformance.backends import traits_of
     from rollcage.wiring import providers
 
     tried, backends = known_agent(settings, name), providers(settings)

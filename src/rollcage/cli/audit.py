@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rollcage.cli.screen import Screen
-    from rollcage.events import Rollout
+    from rollcage.results.fold import Rollout
     from rollcage.runner import Runner
     from rollcage.settings import Settings
     from rollcage.tasks import SourcedTask, TaskFile

@@ -14,8 +14,8 @@ from rollcage.cli.output import write_json
 from rollcage.cli.prepare import prepare
 from rollcage.cli.text import one_line
 from rollcage.errors import UsageError
-from rollcage.events import Rollout
 from rollcage.jobs import job_of, opened_model
+from rollcage.results.fold import Rollout
 from rollcage.runner import Runner
 from rollcage.schema.groups import Group, check_group
 from rollcage.settings import Settings

@@ -13,8 +13,9 @@ from pydantic import BaseModel
 
 from rollcage.cli.screen import View, screen
 from rollcage.cli.summary import headline, summary_of
-from rollcage.events import Entry, Rollout
-from rollcage.schema.result import result_of
+from rollcage.events import Entry
+from rollcage.results.fold import Rollout
+from rollcage.results.result import result_of
 from rollcage.settings import Settings
 
 Style = Literal["view", "json", "lines"]

@@ -126,7 +126,7 @@ async def _show(settings: Settings, prefix: str, part: str, as_json: bool) -> in
     from rollcage.cli.output import program, write_json
     from rollcage.cli.screen import marks_for, screen
     from rollcage.cli.summary import event_lines, summary_of, turn_details
-    from rollcage.schema.result import result_of
+    from rollcage.results.result import result_of
     from rollcage.wiring import opened_log
 
     async with opened_log(settings) as store:

@@ -12,7 +12,7 @@ from rollcage.cli.completion import rollout_ids
 from rollcage.cli.options import JSON, ROLLOUT
 
 if TYPE_CHECKING:
-    from rollcage.events import Rollout
+    from rollcage.results.fold import Rollout
     from rollcage.settings import Settings
     from rollcage.types import Endpoint, JsonObject, Task
 
@@ -163,8 +163,8 @@ def _show(reports: list[Any]) -> None:
 async def _fork(settings: Settings, chosen: tuple[Any, ...], how: dict[str, Any]) -> int:
     from rollcage.cli.interrupts import stoppable
     from rollcage.cli.output import write_json
+    from rollcage.results.result import result_of
     from rollcage.runner.replay import fork
-    from rollcage.schema.result import result_of
     from rollcage.wiring import opened_log, opened_runner
 
     prefix, at, samples, edit, as_json = chosen

@@ -13,7 +13,7 @@ from rollcage.cli.options import JSON
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rollcage.events import Rollout, Verdict
+    from rollcage.results.fold import Rollout, Verdict
     from rollcage.runner import Runner
     from rollcage.runner.reverify import Correction
     from rollcage.settings import Settings

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rollcage.cli.interrupts import Interrupts
     from rollcage.cli.output import Output, Style
     from rollcage.cli.screen import View
-    from rollcage.events import Entry, Rollout
+    from rollcage.events import Entry
+    from rollcage.results.fold import Rollout
     from rollcage.settings import Settings
     from rollcage.store import Store
     from rollcage.tasks import TaskFile
@@ -251,8 +252,8 @@ async def _abort(settings: Settings, prefix: str, how: tuple[str, float, bool]) 
     from rollcage.cli.output import write_json
     from rollcage.errors import SetupError
     from rollcage.events import AbortRequested
+    from rollcage.results.result import result_of
     from rollcage.runner import end_if_owner_dies
-    from rollcage.schema.result import result_of
     from rollcage.wiring import opened_log
 
     reason, wait_s, as_json = how

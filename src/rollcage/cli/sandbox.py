@@ -12,7 +12,7 @@ from rollcage.cli.options import JSON
 
 if TYPE_CHECKING:
     from rollcage.cli.screen import Screen
-    from rollcage.sandboxes.conformance import CheckVerdict
+    from rollcage.conformance.sandboxes import CheckVerdict
     from rollcage.settings import Settings
 
 
@@ -50,10 +50,10 @@ def check(backend: str, only: tuple[str, ...], as_json: bool) -> int:
 async def _check(settings: Settings, backend: str, only: Sequence[str], as_json: bool) -> int:
     from rollcage.cli.output import write_json
     from rollcage.cli.screen import screen
+    from rollcage.conformance.sandboxes import check as verdicts
+    from rollcage.conformance.sandboxes import chosen
+    from rollcage.conformance.sandboxes.backends import traits_of
     from rollcage.errors import UsageError
-    from rollcage.sandboxes.conformance import check as verdicts
-    from rollcage.sandboxes.conformance import chosen
-    from rollcage.sandboxes.conformance.backends import traits_of
     from rollcage.types import SandboxSpec
     from rollcage.wiring import providers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rollcage.cli import codes
-from rollcage.events import Rollout
+from rollcage.results.fold import Rollout
 from rollcage.types import Outcome, Standing
 
 STYLES: Mapping[Standing, str] = {

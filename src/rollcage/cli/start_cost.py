@@ -25,7 +25,7 @@ def start_costs(settings: Settings) -> dict[str, float]:
 
 async def measure_start(settings: Settings, agent: Agent) -> float | None:
     """Measure it and keep what was found; None where it needs nothing, or cannot be run here."""
-    from rollcage.agents.conformance import opened_subject
+    from rollcage.conformance.agents import opened_subject
 
     if not agent.layers() or not isinstance(agent, Scriptable) or agent.tool_words is None:
         return None

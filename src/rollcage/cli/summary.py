@@ -27,7 +27,8 @@ from rollcage.cli.narrator import (
 )
 from rollcage.cli.standing import style_of
 from rollcage.cli.text import clean, clip, one_line, reward_text, seconds_of
-from rollcage.events import Entry, Rollout
+from rollcage.events import Entry
+from rollcage.results.fold import Rollout
 from rollcage.types import CommandResult, Outcome, Stage, Turn
 
 if TYPE_CHECKING:

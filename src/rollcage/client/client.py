@@ -20,6 +20,7 @@ from rollcage.client.connection import LONGEST_WAIT_S, ServerConnection
 from rollcage.errors import UnknownBatch, UnknownGroup, UnknownRollout
 from rollcage.evaluation.batches import BatchReport
 from rollcage.events import Entry
+from rollcage.results.result import RolloutResult
 from rollcage.schema.arguments import RolloutArguments
 from rollcage.schema.batches import BatchRequest
 from rollcage.schema.groups import (
@@ -34,7 +35,6 @@ from rollcage.schema.groups import (
     Until,
 )
 from rollcage.schema.request import RolloutRequest, bad_argument
-from rollcage.schema.result import RolloutResult
 from rollcage.schema.views import Aborted, Files, Messages, RolloutPage, RolloutState, Started, Trace, TurnPage
 from rollcage.trajectory import Sequence as TokenSequence
 from rollcage.types import JsonObject

@@ -18,7 +18,7 @@ from anyio import to_thread
 from anyio.abc import TaskStatus
 
 from rollcage.errors import AlreadyStarted, StoreError, UnknownGroup, UsageError
-from rollcage.events import Rollout
+from rollcage.results.fold import Rollout
 from rollcage.schema.groups import (
     Group,
     GroupMember,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from rollcage.errors import UsageError
-from rollcage.events import Rollout
+from rollcage.results.fold import Rollout
 from rollcage.runner.runner import Runner, StartOptions
 from rollcage.simulators.recorded import OnDifference, Record, RecordedModel, asked, difference
 from rollcage.types import NO_MODEL, Endpoint, Job, JsonObject, Origin, Turn, Value

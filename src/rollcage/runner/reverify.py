@@ -7,7 +7,7 @@ VERIFY is the same code as ever. Its log says what it judges again; the log of t
 from __future__ import annotations
 
 from rollcage.errors import UsageError
-from rollcage.events import Rollout, Verdict
+from rollcage.results.fold import Rollout, Verdict
 from rollcage.runner.runner import Runner, StartOptions
 from rollcage.types import NO_MODEL, AgentSpec, Job, SandboxSpec, Task, Value
 

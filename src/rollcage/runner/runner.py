@@ -12,7 +12,8 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from rollcage.errors import AlreadyStarted, RollcageError, StoreError
-from rollcage.events import AbortRequested, Ended, Entry, Event, Queued, Requeued, Rollout
+from rollcage.events import AbortRequested, Ended, Entry, Event, Queued, Requeued
+from rollcage.results.fold import Rollout
 from rollcage.rollout.run import RolloutDeps
 from rollcage.runner.executor import Execution, Executor, InThisProcess
 from rollcage.runner.groups import Groups

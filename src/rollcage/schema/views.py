@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from rollcage.events import Entry
-from rollcage.schema.result import ProxyTurn, proxy_turn
+from rollcage.results.result import ProxyTurn, proxy_turn
 from rollcage.types import JsonObject, Outcome, Stage, Standing, Turn, Value
 
 Status = Literal["queued", "starting", "running", "verifying", "done", "unknown"]

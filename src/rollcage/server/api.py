@@ -10,8 +10,8 @@ from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
+from rollcage.results.result import RolloutResult
 from rollcage.schema.request import RolloutRequest
-from rollcage.schema.result import RolloutResult
 from rollcage.schema.views import (
     STATUS,
     Aborted,

@@ -16,6 +16,7 @@ from rollcage.errors import RollcageError, UnknownBatch, UnknownGroup, UnknownRo
 from rollcage.evaluation.batches import BatchReport
 from rollcage.events import Event, StageStarted, TurnEnded
 from rollcage.mcp.types import RESERVED
+from rollcage.results.result import RolloutResult
 from rollcage.schema.batches import BatchRequest
 from rollcage.schema.errors import QueueFull, Stopping
 from rollcage.schema.fingerprint import Conflict
@@ -29,7 +30,6 @@ from rollcage.schema.groups import (
     GroupRequest,
 )
 from rollcage.schema.request import RolloutRequest, bad_argument
-from rollcage.schema.result import RolloutResult
 from rollcage.schema.views import Aborted, EventPage, Messages, RolloutState, Started, unknown_state
 from rollcage.server import mcp_batches, mcp_groups
 from rollcage.server.auth import Caller

@@ -32,9 +32,9 @@ from openenv.core.env_server.mcp_types import Tool as ListedTool
 from openenv.core.env_server.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, ResetRequest
 from pydantic import Field
 
+from rollcage.results.result import RolloutResult
 from rollcage.schema.openenv import OpenCodeState, RolloutAction, RolloutObservation, published_outcome
 from rollcage.schema.request import RolloutRequest
-from rollcage.schema.result import RolloutResult
 from rollcage.schema.views import RolloutState
 from rollcage.schema.writing import json_of
 from rollcage.server.auth import current_caller

@@ -14,12 +14,13 @@ from pydantic_core import to_json
 
 from rollcage.agents.base import Agent
 from rollcage.errors import UnknownRollout, UsageError
-from rollcage.events import Entry, Event, FilesCollected, Queued, Rollout, TurnEnded
+from rollcage.events import Entry, Event, FilesCollected, Queued, TurnEnded
 from rollcage.gateway.live import Delta
+from rollcage.results.fold import Rollout
+from rollcage.results.result import TAIL_EVENTS, RolloutResult, proxy_turn, result_of
 from rollcage.runner import Owners
 from rollcage.runner.groups import TRAINED_KINDS
 from rollcage.runner.live import subscribe
-from rollcage.schema.result import TAIL_EVENTS, RolloutResult, proxy_turn, result_of
 from rollcage.schema.views import (
     STATUS,
     EventPage,

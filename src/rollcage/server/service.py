@@ -17,12 +17,12 @@ from rollcage.endpoints import Scripted, not_offered
 from rollcage.errors import AlreadyStarted, StoreError, UsageError
 from rollcage.events import Ended, Entry, Event, Queued
 from rollcage.jobs import CallerJob, is_scripted, rebuild_job, to_job
+from rollcage.results.result import RolloutResult, result_of
 from rollcage.runner import Runner, StartOptions, orphans, recover
 from rollcage.runner.runner import EventListener
 from rollcage.schema.errors import Stopping
 from rollcage.schema.fingerprint import check_same, fingerprint
 from rollcage.schema.request import RolloutRequest
-from rollcage.schema.result import RolloutResult, result_of
 from rollcage.schema.views import STATUS, Aborted, Started
 from rollcage.server.auth import Caller
 from rollcage.server.batches import BatchService

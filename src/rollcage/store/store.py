@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from anyio import CancelScope, CapacityLimiter, to_thread
 
 from rollcage.errors import StoreError, UnknownRollout, UsageError
-from rollcage.events import Ended, Entry, Event, Rollout, Verdict
+from rollcage.events import Ended, Entry, Event
+from rollcage.results.fold import Rollout, Verdict
 from rollcage.store.notify import CommitNotifier, Subscription, Watch
 from rollcage.store.sqlite import (
     MIGRATIONS,

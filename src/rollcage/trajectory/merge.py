@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
-from rollcage.events import Rollout
+from rollcage.results.fold import Rollout
 from rollcage.trajectory.breaks import compared, left_out
 from rollcage.trajectory.sequence import Break, Sequence
 from rollcage.types import POLICY, Purpose, TokenColumns, Turn

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Literal
 
-from rollcage.events import Rollout
+from rollcage.results.fold import Rollout
 from rollcage.trajectory.merge import choose, sequences
 from rollcage.trajectory.sequence import Break, Sequence
 from rollcage.types import POLICY, Purpose, Turn, Value

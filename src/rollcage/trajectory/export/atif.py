@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from rollcage.events import Rollout
+from rollcage.results.fold import Rollout
 from rollcage.types import POLICY, JsonObject, Turn
 
 VERSION = "ATIF-v1.7"

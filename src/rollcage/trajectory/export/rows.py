@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rollcage.events import Rollout
+from rollcage.results.fold import Rollout
 from rollcage.trajectory.export.atif import trajectory_of
 from rollcage.trajectory.export.columns import COLUMNS, Format
 from rollcage.trajectory.merge import sequences

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import anyio
 
-from rollcage.sandboxes.conformance.daemons import living, until
-from rollcage.sandboxes.conformance.probes import refused
-from rollcage.sandboxes.conformance.values import BoxSubject, Family, NotApplicable, expect, said, same
+from rollcage.conformance.sandboxes.daemons import living, until
+from rollcage.conformance.sandboxes.probes import refused
+from rollcage.conformance.sandboxes.values import BoxSubject, Family, NotApplicable, expect, said, same
 
 family = Family("hardening", excusable=True)
 

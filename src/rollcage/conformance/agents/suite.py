@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import anyio
 
 from rollcage.agents.base import Agent
-from rollcage.agents.conformance.checks import CHECKS, AgentCheck
-from rollcage.agents.conformance.subject import Subject
+from rollcage.conformance.agents.checks import CHECKS, AgentCheck
+from rollcage.conformance.agents.subject import Subject
+from rollcage.conformance.sandboxes.values import CheckVerdict, Failed, NotApplicable
 from rollcage.errors import UsageError
 from rollcage.gateway import Gateway
 from rollcage.sandboxes.base import Provider
-from rollcage.sandboxes.conformance.values import CheckVerdict, Failed, NotApplicable
 from rollcage.simulators import ScriptedModel
 
 DEADLINE_S = 300.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+from rollcage.conformance.sandboxes.values import Traits
 from rollcage.sandboxes.base import Provider, Sandbox
-from rollcage.sandboxes.conformance.values import Traits
 
 
 async def _lose_local(box: Sandbox) -> None:

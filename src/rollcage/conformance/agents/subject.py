@@ -12,8 +12,9 @@ import anyio
 from rollcage.agent_events import AgentText, AgentToolCall
 from rollcage.agents.base import Agent, AgentContext, AgentExit, ClassifiesCalls, Emit, Scriptable, ToolWords
 from rollcage.errors import UsageError
-from rollcage.events import Ended, Entry, Event, Queued, Rollout
+from rollcage.events import Ended, Entry, Event, Queued
 from rollcage.gateway import Gateway
+from rollcage.results.fold import Rollout
 from rollcage.rollout.run import RolloutDeps
 from rollcage.rollout.run import run as run_rollout
 from rollcage.sandboxes.base import Provider, Sandbox, sh

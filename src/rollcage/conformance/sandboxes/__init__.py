@@ -6,8 +6,8 @@
 A backend that fails one of them is not a backend. `rollcage sandbox check local` runs it from the command line.
 """
 
-from rollcage.sandboxes.conformance.suite import CHECKS, check, chosen, judge
-from rollcage.sandboxes.conformance.values import (
+from rollcage.conformance.sandboxes.suite import CHECKS, check, chosen, judge
+from rollcage.conformance.sandboxes.values import (
     BoxSubject,
     CheckVerdict,
     ConformanceCheck,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from html import escape
 
-from rollcage.schema.result import ProxyTurn, RolloutResult
+from rollcage.results.result import ProxyTurn, RolloutResult
 
 MOST_TURNS = 100
 MOST_TEXT = 4000

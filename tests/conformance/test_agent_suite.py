@@ -13,8 +13,8 @@ import pytest
 
 from rollcage.agent_events import AgentText
 from rollcage.agents.base import Agent, AgentContext, AgentExit, Emit
-from rollcage.agents.conformance import CHECKS, check, chosen
 from rollcage.agents.mini import Mini
+from rollcage.conformance.agents import CHECKS, check, chosen
 from rollcage.errors import UsageError
 from rollcage.sandboxes.base import Sandbox
 from rollcage.sandboxes.local.provider import LocalProvider

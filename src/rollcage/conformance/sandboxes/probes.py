@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from rollcage.conformance.sandboxes.values import Failed, said
 from rollcage.sandboxes.base import Sandbox
-from rollcage.sandboxes.conformance.values import Failed, said
 
 _HEAD = r"""
 import ctypes, errno, fcntl, glob, json, os, socket, stat, struct, sys

@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import pytest
 
+from rollcage.conformance.sandboxes import CHECKS, CheckVerdict, ConformanceCheck, Traits, check, chosen, judge
+from rollcage.conformance.sandboxes.backends import traits_of
 from rollcage.errors import SandboxLost, UsageError
 from rollcage.sandboxes.base import Process, Sandbox
-from rollcage.sandboxes.conformance import CHECKS, CheckVerdict, ConformanceCheck, Traits, check, chosen, judge
-from rollcage.sandboxes.conformance.backends import traits_of
 from rollcage.sandboxes.layers import Layer
 from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.types import HOME, SandboxSpec

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import anyio
 
+from rollcage.conformance.sandboxes.daemons import Swarm, until
+from rollcage.conformance.sandboxes.values import BoxSubject, Failed, Family, expect, python, said, same
 from rollcage.errors import SandboxError
 from rollcage.sandboxes.base import PATH, Sandbox, run, sh, tail
-from rollcage.sandboxes.conformance.daemons import Swarm, until
-from rollcage.sandboxes.conformance.values import BoxSubject, Failed, Family, expect, python, said, same
 from rollcage.types import HOME
 
 family = Family("processes")

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
+from rollcage.conformance.sandboxes.daemons import Swarm, until
+from rollcage.conformance.sandboxes.values import BoxSubject, Failed, Family, expect, same
 from rollcage.errors import SandboxLost
 from rollcage.sandboxes.base import Sandbox, sh
-from rollcage.sandboxes.conformance.daemons import Swarm, until
-from rollcage.sandboxes.conformance.values import BoxSubject, Failed, Family, expect, same
 from rollcage.types import HOME
 
 family = Family("lifecycle")

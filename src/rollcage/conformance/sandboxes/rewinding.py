@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from rollcage.conformance.sandboxes import host
+from rollcage.conformance.sandboxes.layering import LAYERS
+from rollcage.conformance.sandboxes.values import BoxSubject, Failed, Family, NotApplicable, expect, same
 from rollcage.errors import SandboxError
 from rollcage.sandboxes.base import Rewindable, Sandbox, sh
-from rollcage.sandboxes.conformance import host
-from rollcage.sandboxes.conformance.layering import LAYERS
-from rollcage.sandboxes.conformance.values import BoxSubject, Failed, Family, NotApplicable, expect, same
 from rollcage.sandboxes.layers import Layer
 from rollcage.types import HOME
 

@@ -8,9 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import anyio
 
-from rollcage.errors import UsageError
-from rollcage.sandboxes.base import Provider
-from rollcage.sandboxes.conformance import (
+from rollcage.conformance.sandboxes import (
     files,
     hardening,
     isolation,
@@ -22,8 +20,8 @@ from rollcage.sandboxes.conformance import (
     processes,
     rewinding,
 )
-from rollcage.sandboxes.conformance.backends import traits_of
-from rollcage.sandboxes.conformance.values import (
+from rollcage.conformance.sandboxes.backends import traits_of
+from rollcage.conformance.sandboxes.values import (
     BoxSubject,
     CheckVerdict,
     ConformanceCheck,
@@ -32,6 +30,8 @@ from rollcage.sandboxes.conformance.values import (
     Outcome,
     Traits,
 )
+from rollcage.errors import UsageError
+from rollcage.sandboxes.base import Provider
 
 _FAMILIES = (files, processes, listening, listening_hard, layering, rewinding, lifecycle, limits, isolation, hardening)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from rollcage.events import AgentEmitted, Rollout, Verdict
+from rollcage.events import AgentEmitted
+from rollcage.results.fold import Rollout, Verdict
 from rollcage.types import Blame, CommandResult, JsonObject, Outcome, Trust, Turn, Value
 
 TAIL_EVENTS, TAIL = 64, 8000

@@ -7,12 +7,12 @@ import os
 
 import anyio
 
+from rollcage.conformance.sandboxes import host
+from rollcage.conformance.sandboxes.daemons import until
+from rollcage.conformance.sandboxes.peers import CONNECT, KNOCK, PORT, Peer, echo, served
+from rollcage.conformance.sandboxes.values import BoxSubject, Failed, Family, expect, python, said, same
 from rollcage.errors import SandboxError
 from rollcage.sandboxes.base import Sandbox
-from rollcage.sandboxes.conformance import host
-from rollcage.sandboxes.conformance.daemons import until
-from rollcage.sandboxes.conformance.peers import CONNECT, KNOCK, PORT, Peer, echo, served
-from rollcage.sandboxes.conformance.values import BoxSubject, Failed, Family, expect, python, said, same
 
 family = Family("listen")
 

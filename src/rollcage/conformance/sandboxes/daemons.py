@@ -12,9 +12,9 @@ from pathlib import Path
 
 import anyio
 
+from rollcage.conformance.sandboxes.values import Failed, expect
 from rollcage.errors import FileMissing
 from rollcage.sandboxes.base import Process, Sandbox
-from rollcage.sandboxes.conformance.values import Failed, expect
 from rollcage.types import HOME
 
 KINDS = ("plain", "session", "orphan", "closed", "restless")

@@ -8,10 +8,10 @@ import secrets
 
 import anyio
 
+from rollcage.conformance.sandboxes import host
+from rollcage.conformance.sandboxes.values import BoxSubject, Failed, Family, expect, same
 from rollcage.errors import FileMissing, SandboxError
 from rollcage.sandboxes.base import Sandbox, run, sh
-from rollcage.sandboxes.conformance import host
-from rollcage.sandboxes.conformance.values import BoxSubject, Failed, Family, expect, same
 from rollcage.types import HOME
 
 family = Family("files")

@@ -8,11 +8,11 @@ import secrets
 
 import anyio
 
+from rollcage.conformance.sandboxes import host
+from rollcage.conformance.sandboxes.daemons import living, until
+from rollcage.conformance.sandboxes.probes import refused
+from rollcage.conformance.sandboxes.values import BoxSubject, Family, expect, said, same
 from rollcage.sandboxes.base import sh
-from rollcage.sandboxes.conformance import host
-from rollcage.sandboxes.conformance.daemons import living, until
-from rollcage.sandboxes.conformance.probes import refused
-from rollcage.sandboxes.conformance.values import BoxSubject, Family, expect, said, same
 
 family = Family("isolation")
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import anyio
 
-from rollcage.agents.conformance.subject import PROBE, PROMPT, WORKDIR, Played, Subject, without_builds
+from rollcage.conformance.agents.subject import PROBE, PROMPT, WORKDIR, Played, Subject, without_builds
+from rollcage.conformance.sandboxes.values import NotApplicable, expect, same
 from rollcage.errors import UsageError
 from rollcage.sandboxes.base import sh
-from rollcage.sandboxes.conformance.values import NotApplicable, expect, same
 from rollcage.types import AgentSpec, Endpoint, JsonObject, Limits, Outcome, Purpose, SandboxSpec, ScriptedTurn
 
 Trial = Callable[[Subject], Awaitable[None]]

@@ -7,10 +7,10 @@ from contextlib import suppress
 
 import anyio
 
+from rollcage.conformance.sandboxes.daemons import until
+from rollcage.conformance.sandboxes.peers import CONNECT, KNOCK, PORT, Peer, echo, served
+from rollcage.conformance.sandboxes.values import BoxSubject, Family, expect, python, said, same
 from rollcage.sandboxes.base import Sandbox, sh
-from rollcage.sandboxes.conformance.daemons import until
-from rollcage.sandboxes.conformance.peers import CONNECT, KNOCK, PORT, Peer, echo, served
-from rollcage.sandboxes.conformance.values import BoxSubject, Family, expect, python, said, same
 
 family = Family("listen")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from rollcage.conformance.sandboxes.values import BoxSubject, Failed, Family, NotApplicable, expect, python, said, same
 from rollcage.errors import SandboxError
 from rollcage.sandboxes.base import Sandbox, sh
-from rollcage.sandboxes.conformance.values import BoxSubject, Failed, Family, NotApplicable, expect, python, said, same
 from rollcage.types import HOME
 
 family = Family("limits", excusable=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rollcage.conformance.sandboxes.values import BoxSubject, Family, same
 from rollcage.sandboxes.base import sh
-from rollcage.sandboxes.conformance.values import BoxSubject, Family, same
 from rollcage.sandboxes.layers import Layer
 
 family = Family("layers")

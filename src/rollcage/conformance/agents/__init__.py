@@ -6,7 +6,7 @@
 `rollcage agent check codex` runs it from the command line.
 """
 
-from rollcage.agents.conformance.checks import CHECKS
-from rollcage.agents.conformance.suite import check, chosen, opened_subject
+from rollcage.conformance.agents.checks import CHECKS
+from rollcage.conformance.agents.suite import check, chosen, opened_subject
 
 __all__ = ["CHECKS", "check", "chosen", "opened_subject"]

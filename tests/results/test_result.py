@@ -17,12 +17,12 @@ from rollcage.events import (
     Event,
     FilesCollected,
     Queued,
-    Rollout,
     Scored,
     StageEnded,
     TurnEnded,
 )
-from rollcage.schema.result import ProxyTurn, RolloutResult, proxy_turn, result_of
+from rollcage.results.fold import Rollout
+from rollcage.results.result import ProxyTurn, RolloutResult, proxy_turn, result_of
 from rollcage.schema.views import traced
 from rollcage.server.compact import compact_turn
 from rollcage.types import CommandResult, Endpoint, Job, Outcome, Reward, Stage, Task, Token, Turn
