@@ -48,7 +48,7 @@ _MODULES = {
     "client": "Client SyncClient",
     "cluster": "Cluster",
     "errors": "RollcageError SetupError StoreError UsageError",
-    "events": "Rollout",
+    "results.fold": "Rollout",
     "runner": "Runner",
     "settings": "Settings",
     "store": "Store",
