@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -127,3 +129,52 @@ def test_killed_at_random_moments_nothing_is_lost_and_nothing_is_run_twice(home:
     once = Counter(row.cell for row in found if not row.interrupted)
     assert len(once) == 24 and set(once.values()) == {1}, "every cell has one result"
     assert all(row.outcome for row in found) and any(row.interrupted for row in found)
+
+
+@pytest.fixture
+def small_disk(home: Path) -> Iterator[tuple[Path, list[str]]]:
+    """A disk of its own for the state, as others reach it, and what runs a command that sees it in its place."""
+    state = home / "state"
+    state.mkdir()
+    mounted = f"mount -t tmpfs -o size=32m none {state} && echo there && exec sleep infinity"
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", mounted]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout and holder.stdout.readline() == "there\n"
+            yield Path(f"/proc/{holder.pid}/root{state}"), ["nsenter", f"--mount=/proc/{holder.pid}/ns/mnt"]
+        finally:
+            holder.kill()
+
+
+def fill(path: Path) -> None:
+    """Take all the room there is."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+async def test_a_full_disk_stops_the_batch_and_it_goes_on_when_there_is_room(
+    home: Path, small_disk: tuple[Path, list[str]]
+) -> None:
+    disk, nsenter = small_disk
+    under = [*nsenter, "env", "-C", str(home)]
+
+    def results() -> dict[str, str]:
+        said = rollcage(home, "report", "full", "--format", "csv", under=under).stdout
+        return {row["cell"]: row["rollout_id"] for row in csv.DictReader(said.splitlines()) if row["reward"]}
+
+    async with rollcage_running(home, *EVAL, "-n", "12", "--at-once", "2", "--name", "full", under=under) as process:
+        await until(process, "[3/24]")
+        await anyio.to_thread.run_sync(fill, disk / "ballast")
+        code, out, error = await rest(process)
+    assert code not in (0, None) and "the disk is full" in error and "--resume full" in out, (code, out, error)
+    before = await anyio.to_thread.run_sync(results)
+    assert 3 <= len(before) < 24
+    still = await anyio.to_thread.run_sync(lambda: rollcage(home, "eval", "--resume", "full", under=under))
+    assert still.returncode and "the disk is full" in still.stderr, still.stdout + still.stderr
+    (disk / "ballast").unlink()
+    last = await anyio.to_thread.run_sync(lambda: rollcage(home, "eval", "--resume", "full", under=under))
+    assert last.returncode == 0 and "[24/24]" in last.stdout and "[25/24]" not in last.stdout, last.stdout + last.stderr
+    after = await anyio.to_thread.run_sync(results)
+    assert len(after) == 24 and before.items() <= after.items(), "a result was lost, or run twice"

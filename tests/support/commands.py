@@ -34,9 +34,9 @@ def rollcage(
 
 
 @asynccontextmanager
-async def rollcage_running(home: Path, *arguments: str) -> AsyncIterator[Process]:
-    """Run it while the block lasts."""
-    command = [sys.executable, "-m", "rollcage", *arguments]
+async def rollcage_running(home: Path, *arguments: str, under: Sequence[str] = ()) -> AsyncIterator[Process]:
+    """Run it while the block lasts; `under`: a command that runs it."""
+    command = [*under, sys.executable, "-m", "rollcage", *arguments]
     async with await anyio.open_process(command, env=environ(home), cwd=home) as process:
         try:
             yield process

@@ -32,6 +32,8 @@ class BatchScreen:
         self._quiet = quiet
         self._live: Live | None = None
         self._told: set[str] = set()
+        self._cells: set[str] = set()
+        """Cells that have a result: one that is run again counts once."""
         self._seen = 0
         self.view: BatchView | None = None
 
@@ -39,6 +41,7 @@ class BatchScreen:
         """The batch is known; what ended before is not told again."""
         done = [row for row in view.current if row.outcome is not None and not row.interrupted]
         self._told = {row.rollout_id for row in done}
+        self._cells = {row.cell for row in done}
         self.view, self._seen = view, len(view.ended)
         before = f", {len(done)} of them done before" if done else ""
         self._line(Text(f"batch {one_line(view.plan.name, 100)}: {view.plan.size} rollouts{before}"))
@@ -66,9 +69,10 @@ class BatchScreen:
             self._live.update(self._table(view.report(running=True), mine), refresh=True)
             return
         for row in fresh:
-            if row.rollout_id not in self._told and view.counts(row):
+            if row.rollout_id not in self._told and view.counts(row) and not row.interrupted:
                 self._told.add(row.rollout_id)
-                self._line(self._row(row, len(self._told), view.plan.size))
+                self._cells.add(row.cell)
+                self._line(self._row(row, len(self._cells), view.plan.size))
 
     def finish(self, report: BatchReport) -> None:
         """What it came to."""

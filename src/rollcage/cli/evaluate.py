@@ -182,7 +182,7 @@ async def _evaluate(settings: Settings, asked: Evaluation, how: How) -> int:
 async def _run(settings: Settings, asked: Evaluation, how: How, screen: BatchScreen) -> int:
     from rollcage.api.evaluate import Batch, open_batch, resumed
     from rollcage.cli.output import write_json
-    from rollcage.errors import UsageError
+    from rollcage.errors import StoreError, UsageError
     from rollcage.evaluation.batches import NO_MODEL_LABEL
     from rollcage.runner.batch import is_running
     from rollcage.store import Store
@@ -205,7 +205,12 @@ async def _run(settings: Settings, asked: Evaluation, how: How, screen: BatchScr
         view, work = await stack.enter_async_context(open_batch(asked, settings, store, runner))
         screen.begin(view)
         with screen.running():
-            view = await work(screen.show)
+            try:
+                view = await work(screen.show)
+            except* StoreError:
+                resume_it = f"rollcage eval --resume {view.plan.name}"
+                screen.note(f"stopped; nothing is lost: {resume_it} goes on once the log can be written")
+                raise
             await screen.show(view, False)
         batch = Batch(view, running=is_running(store, view.plan.name), prices=limits.prices)
     if as_json:
