@@ -40,6 +40,7 @@ from rollcage.gateway.history import PromptPlan
 from rollcage.types import Endpoint, JsonObject, Limits, Turn, TurnHistory
 
 MODES = ("as_sent", "exact")
+BEYOND = "a prompt beyond the positions of the model makes nonsense: see --hf-overrides max_position_embeddings"
 WORDS = "the sea and a ship went over to see what stones there were in it while rain fell".split()
 
 
@@ -122,6 +123,9 @@ async def measured(endpoint: Endpoint, shape: Shape, seed: int, pid: int) -> dic
     TimedPrompts.seconds.clear()
     turns = await conversation(endpoint, shape, seed)
     asked, hit = (now - then for now, then in zip(metrics(endpoint), before, strict=True))
+    for turn in turns:
+        if not turn.trainable:
+            raise SystemExit(f"turn {turn.index}: {turn.untrainable_reason}; {BEYOND}")
     joined = [
         later.prompt_ids[: len(turn.prompt_ids) + len(turn.tokens)]
         == (*turn.prompt_ids, *(token.id for token in turn.tokens))
