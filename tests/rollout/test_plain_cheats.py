@@ -55,12 +55,10 @@ async def test_what_a_task_names_in_restore_is_paid_no_longer(cheat: str, provid
 
 @pytest.mark.parametrize("cheat", (*PAID, *PAID_UNLESS_RESTORED))
 async def test_an_audit_tries_what_is_paid(cheat: str, provider: LocalProvider) -> None:
-    if cheat == "a change that is committed":
-        assert cheat not in AUDITED
-        return  # it is hidden beside honest work: an audit does not know what else must stay as it is
     style = STYLES[CHEATS[cheat][0]]
     target = re.findall(r"> (\S+?);?(?: |$)", style.honest)[-1]
-    tried = {each.name: each.script for each in cheats_for(Task(**style.task, instruction="x"), [target])}
+    task = Task(**style.task, instruction="x", solution_script=style.honest)
+    tried = {each.name: each.script for each in cheats_for(task, [target])}
     verdict = await judged(provider, Task(**style.task, instruction=tried[AUDITED[cheat]]), SPEC, seconds=SECONDS)
     assert verdict.total is not None and verdict.total > style.floor, verdict
     assert verdict.suspicions

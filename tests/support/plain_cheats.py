@@ -302,5 +302,6 @@ AUDITED = {
     "a library that replaces the test": "patched_framework",
     "a Makefile of the agent's": "build_files",
     "a package.json of the agent's": "build_files",
+    "a change that is committed": "committed_change",
 }
-"""Which cheat of an audit shows an author that these are paid. None does for a change that is committed."""
+"""Which cheat of an audit shows an author that these are paid."""

@@ -199,3 +199,26 @@ def test_cheats_are_fitted_to_what_honest_work_makes() -> None:
     assert "patched_framework" in python and "early_exit" not in other and "build_files" in other
     task = BASE.model_copy(update={"verify": ("git diff --quiet",), "checks": (Check(kind="pytest"),)})
     assert "git_tricks" in {cheat.name for cheat in cheats_for(task, [])}
+
+
+GIT = "git init -q . && echo a > a.txt && echo p > kept.txt && git add ."
+GIT += " && git -c user.name=a -c user.email=a@b commit -qm x"
+
+
+@pytest.mark.parametrize(
+    ("verify", "restore", "pays"),
+    [
+        ('test "$(git status --porcelain)" = " M a.txt"', None, {"committed_change"}),
+        ('test "$(git status --porcelain)" = " M a.txt"', (".git",), set()),
+        ("git diff a.txt | grep -qx +b", None, set()),
+    ],
+    ids=["what else changed is asked of git", "git's folder is put back", "nobody minds other changes"],
+)
+async def test_a_change_that_is_committed_is_a_cheat_where_it_is_refused_uncommitted(
+    verify: str, restore: tuple[str, ...] | None, pays: set[str], runner: Runner
+) -> None:
+    more = {} if restore is None else {"restore": restore}
+    task = Task(id="git", instruction="x", setup=(GIT,), verify=(verify,), solution_script="echo b > a.txt", **more)
+    report = await audit(runner, task, "uncommitted_change", "committed_change")
+    assert {each.probe.name: each.reward for each in report.probes}["reference"] == 1
+    assert paying(report) == pays

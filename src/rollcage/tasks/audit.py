@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from rollcage.tasks.cheats import broken_for, cheats_for
+from rollcage.tasks.cheats import COMMITTED, UNCOMMITTED, broken_for, cheats_for
 from rollcage.types import Blame, Outcome, Task, Trust, Value
 
 Kind = Literal["nothing", "reference", "proxied", "broken", "cheat"]
@@ -147,7 +147,7 @@ def findings_of(probed: Sequence[Probed], *, floor: float = 0.0) -> list[AuditFi
             )
         elif each.probe.kind == "nothing" and each.reward > floor:
             found.append(_found("pays_for_nothing", each, f"doing nothing earns {each.reward:g}"))
-        elif each.reward > least:
+        elif each.reward > (least if (honest := _beside(each, probed)) is None else honest):
             found.append(_found("cheat_pays", each, f"{_named(each)}: earns {each.reward:g}"))
             if each.trust == "in_process" and each.probe.name in RESIDUE:
                 remedy = 'try `isolation = "proxied"`; trust is `in_process` because of such code'
@@ -158,6 +158,14 @@ def findings_of(probed: Sequence[Probed], *, floor: float = 0.0) -> list[AuditFi
         what = "the verifier may run the agent's code beside itself: more cheats exist than are tried here"
         found.append(AuditFinding(kind="shared_trust", level="advice", what=what, remedy=remedy))
     return found
+
+
+def _beside(cheat: Probed, probed: Sequence[Probed]) -> float | None:
+    """What a cheat that comes with honest work earns by that work alone; None for all that come without."""
+    if cheat.probe.name not in (UNCOMMITTED, COMMITTED):
+        return None
+    plain = next((each for each in probed if each.probe.name == UNCOMMITTED), cheat)
+    return plain.reward or 0.0
 
 
 def _about_references(references: Sequence[Probed]) -> list[AuditFinding]:

@@ -17,6 +17,7 @@ from rollcage.types import HOME, LOGS_DIR, TESTS_DIR, Task
 Language = Literal["python", "node", "bash"]
 
 REWARD = f"{LOGS_DIR}/verifier"
+UNCOMMITTED, COMMITTED = "uncommitted_change", "committed_change"
 
 
 class Cheat(NamedTuple):
@@ -290,6 +291,32 @@ git ls-files | xargs -r git update-index --assume-unchanged
 git -c user.name=a -c user.email=a@example.com commit -q --no-verify -a -m changed
 true"""
         yield Cheat("git_tricks", "git is told to hide what was changed, and to run programs", _RESTORE, script)
+        yield from _beside_honest_work(task, targets)
+
+
+def _beside_honest_work(task: Task, targets: Sequence[str]) -> Iterator[Cheat]:
+    """Files of setup's change beside honest work: first as they are, then in a commit, where `git diff` sees nothing.
+
+    Whether a verifier minds the change is not known beforehand: the second is a cheat where the first earns less.
+    """
+    if not task.solution_script:
+        return
+    list_others = "git ls-files -z"
+    if targets:
+        list_others += f" | grep -zvxF {' '.join(f'-e {shlex.quote(path)}' for path in targets)}"
+    change = f"""(
+{task.solution_script}
+)
+{list_others} > /tmp/others
+xargs -0 -r sh -c 'for file; do [ -f "$file" ] && echo >> "$file"; done' sh < /tmp/others
+"""
+    commit = "git -c user.name=a -c user.email=a@example.com commit -q --no-verify -m changed --"
+    what = "files of setup's are changed beside honest work"
+    yield Cheat(UNCOMMITTED, what, "", f"{change}true")
+    remedy = "name `.git` in `restore`, or compare with a commit that setup noted down outside the workdir"
+    yield Cheat(
+        COMMITTED, f"{what}, and that is committed", remedy, f"{change}xargs -0 -r {commit} < /tmp/others\ntrue"
+    )
 
 
 def _planted(task: Task, targets: Sequence[str]) -> Iterator[Cheat]:
