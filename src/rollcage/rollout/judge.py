@@ -86,7 +86,9 @@ async def judge(
         error.blame = error.blame or ("task" if alone else "agent")
         raise
     if reward:
-        reward = reward.model_copy(update={"trust": "isolated" if task.isolate else "shared"})
+        # Where all is kept, the judge's own programs are the agent's.
+        apart = task.isolate and "/" not in task.keep
+        reward = reward.model_copy(update={"trust": "isolated" if apart else "shared"})
     if not checked:
         return reward
     return with_checks(reward, checked.parts, checked.scores, checked.trust, commands=len(results))
@@ -103,7 +105,7 @@ async def divided(
         sealed=(task.tests_dir,) if task.seal_tests else (),
         hidden=(task.reward_dir,),
         covered=shared if task.isolate else (),
-        needs_launcher=launches(task),
+        needs_launcher=launches(task) or (task.isolate and task.paths == "system"),
         withheld=WITHHELD,
         guards=guards(task, changed, launches=launches(task)),
     )

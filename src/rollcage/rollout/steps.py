@@ -25,7 +25,12 @@ def steps_of(job: Job) -> list[StepJob]:
     for step in whole.steps:
         task = step.task
         caps = {name: getattr(whole.limits, name) for name in ("max_tokens_cap", "max_turns", "token_budget")}
-        held = {"keep": whole.keep, "guards": whole.guards, "verify": (*task.verify, *whole.verify)}
+        held = {
+            "keep": whole.keep,
+            "isolate": whole.isolate,
+            "guards": whole.guards,
+            "verify": (*task.verify, *whole.verify),
+        }
         limits = task.limits.model_copy(update=caps)
         task = task.model_copy(update={**held, "limits": limits})
         found.append(StepJob(step.name, job.model_copy(update={"task": task}), step.min_reward))

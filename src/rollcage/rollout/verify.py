@@ -234,12 +234,16 @@ async def _undone(box: Sandbox) -> AsyncIterator[None]:
 
 
 async def _rewind(task: Task, box: Rewindable, log: Log, own: Sequence[str], tests: Sequence[str]) -> None:
-    changed = [
-        path
-        for path in await box.rewind((task.workdir, *task.keep), restored_paths(task, tests))
-        if not _within(path, own)
-    ]
-    if changed:
+    whole = "/" in task.keep
+    # Where all is kept, what is the judge's own is not: it is put back from outside, by no program of the agent's.
+    back = (task.tests_dir, task.reward_dir) if whole else restored_paths(task, tests)
+    changed = [path for path in await box.rewind((task.workdir, *task.keep), back) if not _within(path, own)]
+    if not changed:
+        return
+    if whole:
+        what = "changed outside the workdir, and verification uses it as it is"
+        await log(Suspicion(code="changed_system", what=what, paths=tuple(changed)))
+    else:
         what = "changed outside the workdir; verification does not see it"
         await log(Suspicion(code="changed_outside", what=what, paths=tuple(changed)))
 

@@ -23,6 +23,7 @@ from rollcage.tasks.harbor_config import (
     HarborEnvironment,
     Healthcheck,
     OldConfig,
+    Ours,
     StepTable,
     Verifier,
     unknown_in,
@@ -106,6 +107,7 @@ class _Reader:
         self._notices: list[str] = []
         self._workdir = _WORKDIR
         self._text = ""
+        self._ours = Ours()
 
     def read(self) -> TaskFile:
         place = self._folder / CONFIG
@@ -119,6 +121,7 @@ class _Reader:
         if unknown := list(unknown_in(config)):
             self._notices.append(f"{place}: unknown and ignored: {', '.join(unknown)}")
         self._refuse(place, config)
+        self._ours = config.metadata.rollcage
         environment = config.environment
         context = self._folder / "environment"
         self._workdir = environment.workdir or self._last_workdir(context / "Dockerfile")
@@ -304,9 +307,11 @@ class _Reader:
         return self._made(self._folder.resolve().name, task, sandbox)
 
     def _system(self, name: str) -> JsonObject:
-        """Harbor's verifier sees everything as the agent left it. What differs from our own tasks stands in the log."""
-        paths = {"paths": "system", "workdir": self._workdir, "keep": ("/",), "restore": (), "seal_tests": False}
-        return {"id": name[:200], **paths}
+        """Harbor's verifier sees everything as the agent left it, unless the task says to us that it need not."""
+        isolate, keep = self._ours.isolate, self._ours.keep
+        kept = tuple(keep) if keep is not None else () if isolate else ("/",)
+        paths = {"paths": "system", "workdir": self._workdir, "keep": kept, "restore": (), "seal_tests": False}
+        return {"id": name[:200], **paths, "isolate": isolate}
 
     def _made(self, name: str, task: JsonObject, sandbox: SandboxSpec) -> TaskFile:
         if self._problems:

@@ -126,13 +126,26 @@ class StepTable(Table):
     artifacts: list[str | ArtifactTable] = []
 
 
+class Ours(Table):
+    """`[metadata.rollcage]`: how far the verifier is kept apart from the agent's work. Harbor does not look at it."""
+
+    isolate: bool = False
+    keep: list[str] | None = None
+
+
+class Metadata(Table):
+    """`[metadata]`: anybody may write anything there."""
+
+    rollcage: Ours = Ours()
+
+
 class Config(Table):
     """task.toml."""
 
     schema_version: str | None = None
     version: str | None = None
     task: JsonObject = {}
-    metadata: JsonObject = {}
+    metadata: Metadata = Metadata()
     environment: HarborEnvironment = HarborEnvironment()
     agent: AgentTable = AgentTable()
     verifier: Verifier = Verifier()
@@ -161,7 +174,8 @@ class OldConfig(Table):
 
 def unknown_in(table: Table, prefix: str = "") -> Iterator[str]:
     """The names of what nobody here knows, in a table and those below it."""
-    yield from (f"{prefix}{name}" for name in table.model_extra or ())
+    if not isinstance(table, Metadata):
+        yield from (f"{prefix}{name}" for name in table.model_extra or ())
     for name in type(table).model_fields:
         value = getattr(table, name)
         for number, each in enumerate(value if isinstance(value, list) else [value]):

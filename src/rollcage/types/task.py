@@ -383,6 +383,13 @@ class Task(Value):
                 raise ValueError(f"{path!r} is neither in the workdir nor in `keep`; elsewhere all is put back anyhow")
         return paths
 
+    @field_validator("isolate")
+    @classmethod
+    def _has_a_system_of_its_own(cls, isolate: bool, info: ValidationInfo) -> bool:
+        if isolate and "/" in info.data.get("keep", ()):
+            raise ValueError("with `keep = [\"/\"]` the verifier's own programs are the agent's work: keep less")
+        return isolate
+
     @field_validator("reward_from")
     @classmethod
     def _has_a_source(cls, source: RewardFrom | None, info: ValidationInfo) -> RewardFrom | None:

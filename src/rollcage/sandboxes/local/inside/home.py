@@ -167,8 +167,9 @@ def rewind(stack: Stack, keep: Sequence[str], restore: Sequence[str] = ()) -> li
     tmp = _strip(stack)
     if (_ALL if stack.rooted else HOME) in keep:
         os.rename(f"{_DISK}/{upper}", f"{_DISK}/{fresh}")
+        changed = _keep_all(stack, keep, restore) if stack.rooted else []
         _lay(fresh, stack, tmp=tmp)
-        return []
+        return changed
     _make_upper(fresh, stack)
     if not stack.rooted:
         changed = _rewind(stack, _IN_HOME, keep, restore, _HOME)
@@ -187,6 +188,27 @@ def rewind(stack: Stack, keep: Sequence[str], restore: Sequence[str] = ()) -> li
         kernel.detach(_VIEW)
     discard(f"{_DISK}/{upper}", _DISK)
     _lay(fresh, stack, tmp=tmp)
+    return changed
+
+
+def _keep_all(stack: Stack, keep: Sequence[str], restore: Sequence[str]) -> list[str]:
+    """Leave a whole system as it is but for `restore`; what was changed in it, outside what else is to be kept."""
+    changed, before = [], f"{_DISK}/before"
+    os.mkdir(before)
+    for area in (_IN_SYSTEM, _IN_HOME):
+        new, at_home = f"{_DISK}/{stack.upper + 1}/{area.upper}", area is _IN_HOME
+        for parts in (_parts(_real(path), area) for path in restore if _is_home(path) == at_home):
+            if restoring.uncover(new, parts, _DISK, discard) and not stat.S_ISDIR(
+                os.lstat(f"{new}/{parts[0]}").st_mode
+            ):
+                os.unlink(f"{new}/{parts[0]}")  # a link, say, in place of the folder above it
+        own = {_parts(_real(path), area) for path in keep if path != _ALL and _is_home(path) == at_home}
+        kernel.mount(
+            "before", before, "overlay", _FLAGS | kernel.MS_RDONLY, f"userxattr,lowerdir={_below(stack, area)}"
+        )
+        changed += changes(new, before, own, area.prefix)
+        kernel.detach(before)
+    os.rmdir(before)
     return changed
 
 
