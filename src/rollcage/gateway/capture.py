@@ -15,7 +15,7 @@ from rollcage.gateway.message import MessageDraft
 from rollcage.gateway.shapes import Choice, Chunk, Logprobs, chunk_of, object_of, piece_of, spellings
 from rollcage.gateway.token_draft import TOKEN_ID, TokenDraft
 from rollcage.gateway.usual import Piece, take_usual
-from rollcage.sse import EventReader, ServerEvent
+from rollcage.sse import EventReader
 from rollcage.types import JsonObject, Purpose, Turn
 
 _EMPTY = Turn(index=0, request={})
@@ -120,7 +120,7 @@ class TurnBuilder:
             self._on_object(raw)
         else:
             for event in self._events.end():
-                self._on_event(event)
+                self._on_event(event.name, event.data)
         if self._output_ids is not None:
             self._misfit = self._tokens.name(self._output_ids) or self._misfit
         if self._all_ids is not None and len(self._all_ids) != len(self._tokens):
@@ -170,28 +170,31 @@ class TurnBuilder:
             if at < len(data):
                 found = data.find(b"\n\n", at)
                 end = found + 2 if found >= 0 else len(data)  # a line feed too many is no event
-                self._on_portion(data[at:end])
+                if data.startswith(b"data: ", at) and data.find(b"\n", at) == found:
+                    self._on_event("", data[at + 6 : found])
+                else:
+                    self._on_portion(data[at:end])
                 at = end
 
     def _on_portion(self, data: bytes) -> None:
         for event in self._events.feed(data):
-            self._on_event(event)
+            self._on_event(event.name, event.data)
 
-    def _on_event(self, event: ServerEvent) -> None:
-        if not event.data:
+    def _on_event(self, name: str, data: bytes) -> None:
+        if not data:
             return  # it says nothing, as the standard has it
-        if event.data.strip() == b"[DONE]":
+        if data.strip() == b"[DONE]":
             self._done = True
             return
-        chunk = chunk_of(event.data)
+        chunk = chunk_of(data)
         if chunk is None:
             self._garbled = "an event of the stream is no JSON object"
-        elif event.name == "sglext_ids":
-            self._on_sglext(chunk.sglext or object_of(event.data) or {})
-        elif event.name == "error" and chunk.error is None:
-            self._error = _reported(object_of(event.data))
+        elif name == "sglext_ids":
+            self._on_sglext(chunk.sglext or object_of(data) or {})
+        elif name == "error" and chunk.error is None:
+            self._error = _reported(object_of(data))
         else:
-            self._on_chunk(chunk, event.data)
+            self._on_chunk(chunk, data)
 
     def _on_object(self, data: bytes) -> None:
         chunk = chunk_of(data)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -33,8 +34,7 @@ _REMEMBERED = 1024
 """Endpoints that are remembered. Keys come and go with rollouts, and each key is another endpoint."""
 
 
-@dataclass(frozen=True)
-class CallShape:
+class CallShape(NamedTuple):
     """The traits of a request that decide what may be asked for beside it."""
 
     chat: bool
@@ -63,8 +63,9 @@ class Engine:
         modern = self.name == "openai" or "max_tokens" in self.refused
         return "max_completion_tokens" if modern else "max_tokens"
 
+    @lru_cache(maxsize=256)  # noqa: B019 - an engine is a small value, and equal ones are one
     def asks(self, wanted: CallShape) -> JsonObject:
-        """The fields that make it tell every token."""
+        """The fields that make it tell every token. Look, do not touch."""
         if self.quiet:
             return {}
         fields = self._logprobs(wanted) | self._ids(wanted)

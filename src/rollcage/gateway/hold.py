@@ -12,7 +12,7 @@ import msgspec
 
 from rollcage.gateway.shapes import CallPiece, chunk_of
 from rollcage.gateway.usual import calm
-from rollcage.sse import EventReader
+from rollcage.sse import EventReader, told_by
 
 DONE = b"[DONE]"
 
@@ -121,9 +121,7 @@ class HeldEnd:
         at = 0
         for end in ends:
             event = data[at:end]
-            if not self._watch.harmless(event) and any(
-                self._watch.acts(each.data) for each in EventReader().feed(event)
-            ):
+            if not self._watch.harmless(event) and any(map(self._watch.acts, told_by(event))):
                 self._begin(data[at:])
                 return data[:at]
             at = end

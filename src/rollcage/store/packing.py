@@ -96,6 +96,12 @@ class Damaged(ValueError):
 def dumps(value: Any) -> bytes:
     """Compact JSON that `loads` reads back exactly: infinities, huge integers and lone surrogates included."""
     try:
+        raw = msgspec.json.encode(value)
+        if b"null" not in raw:  # which to this encoder infinities are, too
+            return raw
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        pass
+    try:
         return to_json(value, inf_nan_mode="constants")
     except PydanticSerializationError:
         # JavaScript agents cut strings in the middle of a character; only an escape can carry what is left of it.
@@ -150,7 +156,7 @@ class _Packer:
 
     def pack(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._ref(Blob(Codec.JSON, dumps(value))) if len(value) > LIMIT else value
+            return self._ref(Blob(Codec.JSON, dumps_plain(value))) if len(value) > LIMIT else value
         if isinstance(value, dict):
             return self._pack_dict(value)
         if isinstance(value, Plain):
@@ -162,7 +168,7 @@ class _Packer:
         return value
 
     def _pack_dict(self, value: dict[str, Any]) -> Any:
-        packed = {key: self.pack(item) for key, item in value.items()}
+        packed = {key: item if type(item) in _SIMPLE else self.pack(item) for key, item in value.items()}
         if len(packed) == 1 and not MARKS.isdisjoint(packed):
             packed = {"$plain": packed}
         return self._shrink(packed)
@@ -323,7 +329,7 @@ def references(raw: bytes) -> set[bytes]:
 
 
 def _name(digest: bytes) -> str:
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+    return base64.urlsafe_b64encode(digest)[:22].decode()
 
 
 def _digest(name: str) -> bytes:

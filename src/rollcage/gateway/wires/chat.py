@@ -6,10 +6,11 @@ whatever is put together here; a stream that is passed on byte by byte goes thro
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import msgspec
 
 from rollcage.gateway.shapes import object_of
-from rollcage.gateway.usual import calm
 from rollcage.gateway.wires.base import CHAT_PATH, Wire, encoded, problem_in
 from rollcage.types import JsonObject
 
@@ -27,6 +28,7 @@ _ASKED_BY = {
     "logprobs": ("logprobs",),
     "__verbose": ("verbose",),
 }
+_COUNTING = (b'"choices":[]', b'"choices": []')
 _THOUGHTS = frozenset({"reasoning", "reasoning_content"})
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -42,12 +44,15 @@ class ChatWire(Wire):
         """`path`: where the agent sent it, below `/v1`."""
         self.path = path
         self._body = body
-        unasked = {name for name in _CAPTURED if not any(body.get(field) for field in _ASKED_BY[name])}
-        self.unasked = frozenset(unasked)
-        """Members of an answer that this agent does not expect."""
         self.rewrites = body.get("include_reasoning") is False
         self.counts = counts(body)
         """Whether it asked for the count of tokens at the end of a stream."""
+
+    @cached_property
+    def unasked(self) -> frozenset[str]:
+        """Members of an answer that this agent does not expect."""
+        body = self._body
+        return frozenset(name for name in _CAPTURED if not any(body.get(field) for field in _ASKED_BY[name]))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -167,7 +172,7 @@ class UsageFilter:
 
     def feed(self, data: bytes) -> bytes:
         """The events that are complete with this portion, without the ones that only count."""
-        if not self._rest and (calm(data) or (data.endswith(b"\n\n") and not _may_count(data))):
+        if not self._rest and data.endswith(b"\n\n") and not _may_count(data):
             return data  # several that came together
         # Joined only when an event ends: one of many megabytes costs no more than its length.
         near = self._tail + data
@@ -179,10 +184,7 @@ class UsageFilter:
         at = end - len(self._tail)
         whole, rest = b"".join((*self._rest, data[:at])), data[at:]
         self._rest, self._tail = ([rest] if rest else []), rest[-3:]
-        if calm(whole) or not _may_count(whole):
-            return whole
-        gap = b"\r\n\r\n" if b"\r\n\r\n" in whole else b"\n\n"
-        return gap.join(event for event in whole.split(gap) if not _only_counts(event))
+        return _countless(whole)
 
     def end(self) -> bytes:
         """What is left when the stream is over."""
@@ -196,8 +198,23 @@ def counts(request: JsonObject) -> bool:
     return isinstance(options, dict) and options.get("include_usage") is True
 
 
+def _countless(events: bytes) -> bytes:
+    """These events without those that only count."""
+    gap = b"\r\n\r\n" if b"\r\n\r\n" in events else b"\n\n"
+    kept: list[bytes] = []
+    start = end = 0
+    while (at := min(filter(lambda at: at >= 0, (events.find(mark, end) for mark in _COUNTING)), default=-1)) >= 0:
+        before, after = events.rfind(gap, end, at), events.find(gap, at)
+        begin = before + len(gap) if before >= 0 else end
+        end = after + len(gap) if after >= 0 else len(events)
+        if _only_counts(events[begin:end]):
+            kept.append(events[start:begin])
+            start = end
+    return b"".join((*kept, events[start:])) if kept else events
+
+
 def _may_count(data: bytes) -> bool:
-    return b'"choices":[]' in data or b'"choices": []' in data
+    return any(mark in data for mark in _COUNTING)
 
 
 def _only_counts(event: bytes) -> bool:
