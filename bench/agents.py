@@ -18,14 +18,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 
@@ -45,7 +43,7 @@ from rollcage.simulators import ScriptedModel
 from rollcage.store import Store
 from rollcage.types import HOME, AgentSpec, Endpoint, Job, Limits, SandboxSpec, ScriptedTurn, Task
 from rollcage.wiring import agents
-from rollout import cpu_seconds
+from rollout import Cost
 from rollout import naked as naked_opencode
 
 TASK = Task(instruction="Write hello to hello.txt and read it back.", verify=("grep -qx hello hello.txt",))
@@ -53,7 +51,6 @@ AGENTS = ("opencode", "claude-code", "codex", "pi", "qwen-code", "mini-swe-agent
 WAITING = 4
 """Boxes that wait for their model at once."""
 GB_8 = 8 << 30
-ACCOUNTS = Path("/sys/fs/cgroup/cpuacct")
 SERVER = """
 import json, sys, anyio
 from rollcage.simulators import ScriptedModel
@@ -135,41 +132,6 @@ async def naked(agent: Agent, endpoint: Endpoint, provider: LocalProvider, gatew
             done = await anyio.run_process(argv, input=command.stdin.encode(), env=env, cwd=home, check=False)
             written = Path(home, "hello.txt")
             assert written.exists(), (argv, done)
-
-
-class Cost:
-    """Wall and CPU. What boxes run is nobody's child that could be asked: a control group counts it."""
-
-    def __init__(self) -> None:
-        self._group = ACCOUNTS / f"rollcage-bench-{os.getpid()}"
-        if (ACCOUNTS / "cpuacct.usage").exists():
-            self._group.mkdir()
-            (self._group / "cgroup.procs").write_text(str(os.getpid()))
-
-    def used(self) -> float:
-        """Seconds so far, of this process and all that it started; without such a group, of the whole machine."""
-        counter = self._group / "cpuacct.usage"
-        return int(counter.read_text()) / 1e9 if counter.exists() else cpu_seconds()
-
-    def close(self) -> None:
-        """Leave the group, and remove it."""
-        if self._group.exists():
-            (ACCOUNTS / "cgroup.procs").write_text(str(os.getpid()))
-            self._group.rmdir()
-
-    async def caged(self, work: Callable[[], Awaitable[object]]) -> tuple[float, float]:
-        """Of a rollout."""
-        wall, cpu = time.perf_counter(), self.used()
-        await work()
-        return time.perf_counter() - wall, self.used() - cpu
-
-    async def naked(self, work: Callable[[], Awaitable[object]]) -> tuple[float, float]:
-        """Of a child and all that it waited for."""
-        wall, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        await work()
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return time.perf_counter() - wall, used
 
 
 def memory_below(pid: int) -> int:

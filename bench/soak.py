@@ -45,8 +45,11 @@ LIMITS = {
 }
 """What fails the run; growth is that of a server that lives on, from the rollout `WARM` to its last."""
 AT_ONCE, WAITING = 4, 24
-WARM, LIFE = 50, 150
-"""Rollouts until a server has loaded all that it needs, and until it may be ended in a run of ten minutes or more."""
+WARM, LIFE = 600, 150
+"""Rollouts until a server has loaded all that it needs and its bounded caches are full (SQLite's pages, what is known
+of endpoints); and until it may be ended in a run of ten minutes or more. The first server of such a run lives until its
+growth is known: `WARM + MEASURED` rollouts."""
+MEASURED = 400
 MARK = "rollcage-soak"
 
 
@@ -140,7 +143,7 @@ class Soak:
     async def harm(self) -> None:
         """Faults at random, the rarest of them a new server."""
         last, before = time.monotonic(), self.ended
-        least = LIFE if self.seconds >= 600 else 0
+        least = WARM + MEASURED if self.seconds >= 600 else 0
         while not self.over:
             await anyio.sleep(self.rng.uniform(0.1, 0.6))
             pick = self.rng.random()
@@ -154,7 +157,7 @@ class Soak:
             elif time.monotonic() - last > max(8, self.seconds / 20) and self.ended - before >= least:
                 self.faults["restarted"] += 1
                 await anyio.to_thread.run_sync(self.server.restart)
-                last, before = time.monotonic(), self.ended
+                last, before, least = time.monotonic(), self.ended, min(least, LIFE)
 
     def _hang_up(self) -> None:
         rollout = self.rng.choice(sorted(self.acknowledged) or ["none"])
