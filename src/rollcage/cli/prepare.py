@@ -3,6 +3,7 @@ where that is asked for."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -93,7 +94,7 @@ async def _progress(folder: Path, file: TextIO) -> AsyncIterator[None]:
     rewrite = file.isatty()
 
     async def tell() -> None:
-        there = await anyio.to_thread.run_sync(lambda: frozenset(folder.rglob("*")))
+        there = await anyio.to_thread.run_sync(_names, folder)
         told = 0
         while True:
             await anyio.sleep(_TERMINAL_S if rewrite else _PLAIN_S)
@@ -113,10 +114,18 @@ async def _progress(folder: Path, file: TextIO) -> AsyncIterator[None]:
                 print("\r\033[K", end="", file=file, flush=True)
 
 
-def _largest(folder: Path, but: frozenset[Path]) -> int:
-    """The size of the largest file that was not there before: npm keeps what it fetches twice."""
+def _names(folder: Path) -> frozenset[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    return frozenset(path.name for path in folder.iterdir())
+
+
+def _largest(folder: Path, but: frozenset[str]) -> int:
+    """The size of the largest file below what was not there before: npm keeps what it fetches twice."""
     largest = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # drafts come and go
-            largest = max(largest, path.lstat().st_size if path not in but else 0)
+    for name in _names(folder) - but:
+        # Drafts come and go, whole folders of them: a walk passes over those.
+        below = [Path(place, file) for place, _, files in os.walk(folder / name) for file in files]
+        for path in below or [folder / name]:
+            with suppress(OSError):
+                largest = max(largest, path.lstat().st_size if not path.is_dir() else 0)
     return largest
