@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from rollcage.agent_events import AgentEvent
-from rollcage.events import AgentEmitted, Ended, Event, Queued, Requeued, TurnEnded
+from rollcage.agent_events import AgentEvent, AgentText
+from rollcage.events import AgentEmitted, Ended, Event, Queued, Requeued, ToolCalled, TurnEnded
 from rollcage.results.fold import Rollout
 from rollcage.store import Store
 from rollcage.types import CommandResult, Endpoint, Job, Reward, Task, Turn
@@ -80,3 +80,15 @@ async def test_every_event_comes_back_as_it_went_in(tmp_path_factory: pytest.Tem
         read = await store.read("r")
         assert [entry.event for entry in read[1:]] == log
         assert await store.rollout("r") == Rollout.fold(read)
+
+
+@pytest.mark.anyio
+async def test_infinities_come_back_as_they_went_in(tmp_path: Path) -> None:
+    """A model can write 1e999, which every JSON reader takes for infinity."""
+    endless = {"": float("inf"), "deep": [{"least": float("-inf")}]}
+    log: list[Event] = [ToolCalled(name="wait", arguments=endless), AgentEmitted(event=AgentText(text=""), raw=endless)]
+    async with Store.open(tmp_path / "log.db") as store:
+        await store.append("r", Queued(job=JOB))
+        for event in log:
+            await store.append("r", event)
+        assert [entry.event for entry in await store.read("r")][1:] == log

@@ -416,7 +416,7 @@ class Inserter:
 def _plain(event: Event) -> dict[str, Any]:
     """The event as what JSON knows, but for tokens: they are many, and go as the columns that they are."""
     if not isinstance(event, TurnEnded):
-        return event.model_dump(mode="json")
+        return event.model_dump()  # its JSON mode makes nothing of infinities, and a model can write 1e999
     turn = event.turn
     history = turn.history and turn.history.model_dump(mode="json")
     own = {**turn.__dict__, "purpose": turn.purpose.value, "history": history}
