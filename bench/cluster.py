@@ -1,11 +1,13 @@
 """Measures the head of a cluster: entries per second beside plain appends, and where it saturates with many nodes.
 
-    python bench/cluster.py [--json] [--nodes 1000] [--places 64] [--seconds 20]
+    python bench/cluster.py [--json] [--nodes 1000] [--places 64] [--seconds 20] [--live 4000]
 
 `entries`: the same turns and events appended to a log by this process, and sent through a node's outbox (pickled, in
 batches, acknowledged) into a log; processor time of this process, so Ray's own share (1 ms a batch) is not in it.
 `simulation`: the real dispatcher, queue and log; nodes are stubs in this process, whose rollouts log what a short
 agent's do, as fast as the head takes it. It says how many rollouts a second one head can take to their ends.
+With `--live N` as many are under way all the time, each takes `--rollout-seconds` on the average, and no two log the
+same words: how busy the head is then, and how long a turn waits until it is on the disk.
 """
 
 from __future__ import annotations
@@ -14,9 +16,14 @@ import argparse
 import asyncio
 import json
 import pickle
+import random
+import resource
+import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +126,36 @@ async def entries(folder: Path, turns: int, rollouts: int) -> dict[str, float]:
     }
 
 
-class StubNode:
-    """A node whose rollouts log what they have, as fast as the head takes it."""
+@dataclass
+class Pace:
+    """How rollouts of stubs go, and what was seen of them."""
 
-    def __init__(self, events: Sequence[bytes]) -> None:
-        self._events, self._outbox, self._running = events, Outbox(), 0
+    events: Sequence[tuple[bool, bytes]]
+    """What each logs, and whether it is a turn."""
+    seconds: float = 0.0
+    """How long one takes on the average; 0: as fast as the head takes it."""
+    word: bytes = b""
+    """Becomes another in each rollout."""
+    anywhere: bool = True
+    """Whether rollouts begin in the middle, as if they had been under way: the first ones do."""
+    waits: list[float] = field(default_factory=list)
+    """How long turns took to be on the head's disk."""
+    exchanges: int = 0
+
+    @classmethod
+    def of(cls, turns: int, seconds: float) -> Pace:
+        """With a word of the conversation that is said often."""
+        said = short_rollout(turns)
+        words = Counter(" ".join(e.turn.message["content"] for e in said if isinstance(e, TurnEnded)).split())
+        word = next(word for word, _ in words.most_common() if len(word) >= 6)
+        return cls([(isinstance(e, TurnEnded), pickle.dumps(e, 5)) for e in said], seconds, word.encode())
+
+
+class StubNode:
+    """A node whose rollouts log what they have."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace, self._outbox, self._running = pace, Outbox(), 0
 
     async def open(self, hello: Hello) -> Welcome:
         from importlib.metadata import version
@@ -131,16 +163,32 @@ class StubNode:
         return Welcome(version("rollcage"), 0, b"", True, frozenset())
 
     async def exchange(self, acknowledged: int) -> Batch:
+        self._pace.exchanges += 1
         self._outbox.acknowledge(acknowledged)
-        return Batch(await self._outbox.news(3), Load(self._running), [])
+        return Batch(await self._outbox.news(15 if self._pace.seconds else 3), Load(self._running), [])
 
     async def run(self, order: Order, key: str) -> None:
         self._running += 1
-        for data in self._events:
-            await self._outbox.put(order.name, order.attempt, data)
+        pace = self._pace
+        own = f"{random.getrandbits(60):015x}".encode()[: len(pace.word)].ljust(len(pace.word), b"x")
+        turns, skipped = sum(turn for turn, _ in pace.events), random.random() if pace.seconds and pace.anywhere else 0
+        left_out = int(skipped * turns)
+        for turn, data in pace.events:
+            left_out -= turn
+            if turn and left_out >= 0:
+                continue
+            if turn and pace.seconds:
+                await asyncio.sleep(random.expovariate(turns / pace.seconds))
+            began = time.monotonic()
+            number = await self._outbox.put(order.name, order.attempt, data.replace(pace.word, own))
+            if turn and pace.seconds:
+                await self._outbox.delivered(number)
+                pace.waits.append(time.monotonic() - began)
         self._running -= 1
 
-    async def abort(self, name: str, attempt: int) -> None: ...
+    async def abort(self, name: str, attempt: int) -> None:
+        await self._outbox.put(name, attempt, pickle.dumps(Ended(outcome=Outcome.ABORTED, error="aborted"), 5))
+
     async def gate(self, state: GateState) -> None: ...
     async def watch(self, token: str, name: str) -> None: ...
     async def receive(self, name: str, pieces: object) -> None: ...
@@ -153,23 +201,24 @@ class StubNode:
 class StubNodes:
     """Many of them."""
 
-    def __init__(self, nodes: int, places: int, events: Sequence[bytes]) -> None:
+    def __init__(self, nodes: int, places: int, pace: Pace) -> None:
         self._infos = [NodeInfo(id=f"n{n}", address=f"10.0.0.{n}", resources={"CPU": places}) for n in range(nodes)]
-        self._events = events
+        self._pace = pace
 
     async def nodes(self) -> Sequence[NodeInfo]:
         return self._infos
 
     def connect(self, node: NodeInfo, places: int) -> StubNode:
-        return StubNode(self._events)
+        return StubNode(self._pace)
 
     def stored(self, pieces: list[bytes]) -> object:
         return pieces
 
 
-async def simulation(folder: Path, nodes: int, places: int, seconds: float, turns: int) -> dict[str, float]:
+async def simulation(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """Rollouts that one head takes to their ends, with so many nodes and places."""
-    events = [pickle.dumps(event, 5) for event in short_rollout(turns)]
+    nodes, places, live = options.nodes, options.places, options.live
+    pace = Pace.of(options.turns, options.rollout_seconds if live else 0.0)
     settings = Settings(home=folder)
     goods = Goods(ImageStore(folder / "images", LayerStore(folder / "layers")), WorkStore(folder / "trees", 1))
     cluster = Cluster(resources={"CPU": 1}, places=places, lease_s=600)
@@ -179,7 +228,7 @@ async def simulation(folder: Path, nodes: int, places: int, seconds: float, turn
         Head.open(
             settings,
             cluster,
-            StubNodes(nodes, places, events),
+            StubNodes(nodes, places, pace),
             registry := Registry({"x": InProcessProvider()}, {"nop": Nop()}, gateway),
             goods,
         ) as head,
@@ -187,30 +236,43 @@ async def simulation(folder: Path, nodes: int, places: int, seconds: float, turn
     ):
         while sum(node.state == "ready" for node in head.nodes.values()) < nodes:
             await anyio.sleep(0.1)
-        ended, began, cpu = 0, time.monotonic(), time.process_time()
+        ended = 0
 
-        async def keep_busy() -> None:
+        async def keep_busy(together: int) -> None:
             nonlocal ended
             while True:
-                for rollout_id in await runner.start_all([(JOB, StartOptions())] * 16):
+                for rollout_id in await runner.start_all([(JOB, StartOptions())] * together):
                     await runner.over(str(rollout_id))
                     ended += 1
 
-        with anyio.move_on_after(seconds):
-            async with anyio.create_task_group() as tasks:
-                for _ in range(min(8, nodes)):
-                    tasks.start_soon(keep_busy)
-        wall, spent = time.monotonic() - began, time.process_time() - cpu
-    return {
-        "nodes": nodes,
-        "places": places,
-        "entries_per_rollout": len(events) + 1,
-        "rollouts": ended,
-        "cpu_ms_per_rollout": 1000 * spent / max(1, ended),
-        "rollouts_per_cpu_second": ended / spent,
-        "wall_s": wall,
-        "rollouts_of_five_minutes_that_keep_one_core_busy": 300 * ended / spent,
-    }
+        async with anyio.create_task_group() as tasks:
+            for _ in range(live or min(8, nodes)):
+                tasks.start_soon(keep_busy, 1 if live else 16)
+            while live and sum(len(node.flows) for node in head.nodes.values()) < 0.98 * live:
+                await anyio.sleep(0.2)
+            pace.anywhere, ended, pace.exchanges = False, 0, 0
+            pace.waits.clear()
+            began, cpu = time.monotonic(), time.process_time()
+            await anyio.sleep(options.seconds)
+            wall, spent = time.monotonic() - began, time.process_time() - cpu
+            tasks.cancel_scope.cancel()
+        found = {
+            "nodes": nodes,
+            "places": places,
+            "entries_per_rollout": len(pace.events) + 1,
+            "rollouts": ended,
+            "cpu_ms_per_rollout": 1000 * spent / max(1, ended),
+            "exchanges_per_rollout": pace.exchanges / max(1, ended),
+            "wall_s": wall,
+            "rollouts_of_five_minutes_that_keep_one_core_busy": 300 * ended / spent,
+        }
+        if live:
+            waits = statistics.quantiles(pace.waits, n=100)
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            under_way = sum(len(node.flows) for node in head.nodes.values())
+            found |= {"live": under_way, "cores_busy": spent / wall, "turns_per_second": len(pace.waits) / wall}
+            found |= {"turn_wait_p50_s": waits[49], "turn_wait_p99_s": waits[98], "memory_mb": peak}
+    return found
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -218,9 +280,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         (Path(folder) / "sim").mkdir()
         return {
             "entries": await entries(Path(folder), options.turns, 8),
-            "simulation": await simulation(
-                Path(folder) / "sim", options.nodes, options.places, options.seconds, options.turns
-            ),
+            "simulation": await simulation(Path(folder) / "sim", options),
         }
 
 
@@ -231,6 +291,8 @@ def main() -> None:
     parser.add_argument("--places", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--live", type=int, default=0)
+    parser.add_argument("--rollout-seconds", type=float, default=300.0)
     options = parser.parse_args()
     found = anyio.run(measure, options, backend_options={"use_uvloop": True})
     if options.json:

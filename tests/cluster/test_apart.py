@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import pytest
 
+from rollcage.agents.shell import Shell
 from rollcage.cli.nodes import cluster_of
 from rollcage.cluster.goods import Goods
 from rollcage.cluster.view import read_view, write_view
@@ -36,6 +39,34 @@ async def test_the_agents_work_is_kept_by_the_head(store: Store, backends: Regis
     assert isinstance(backends.work, WorkStore) and stored.digest in backends.work, stored.why_not
     kept = b"".join([chunk async for chunk in backends.work.get(stored.digest)])
     assert len(kept) == stored.size > 300_000 and not (far / "work").exists()
+
+
+async def test_what_rollouts_share_is_packed_once_and_sent_to_each_node_once(
+    store: Store, backends: Registry, tmp_path: Path
+) -> None:
+    async def build(folder: Path) -> None:
+        (folder / "tool").write_bytes(b"x" * 100_000)
+
+    class Layered(Shell):
+        def layers(self) -> tuple[Layer, ...]:
+            return (Layer("tool", "1", build),)
+
+    registry = replace(backends, agents={"shell": Layered()})
+    machines = Machines(registry, backends.providers["local"], tmp_path)
+    for name in ("a", "b", "c"):
+        machines.add(name, places=2, home=tmp_path / name)
+    job = Job(task=Task(instruction="true"), model=NO_MODEL, agent=AgentSpec(name="shell"))
+    async with opened_cluster(store, registry, machines, tmp_path) as (runner, head):
+        while sum(node.state == "ready" for node in head.nodes.values()) < 3:
+            await anyio.sleep(0.01)
+        ids = [await runner.start(job) for _ in range(12)]
+        for each in ids:
+            assert (await runner.wait(each)).outcome is Outcome.FINISHED
+    layer = (await LayerStore(tmp_path / "layers").ensure(Layer("tool", "1", build))).name
+    assert machines.packed == 1, "nodes that ask at the same time get the same archive"
+    for machine in machines.all.values():
+        assert machine.orders and machine.received == [f"layer:{layer}"]
+        assert (machine.home / "layers" / layer / "tool").stat().st_size == 100_000
 
 
 async def test_layers_images_and_trees_arrive_as_they_are(tmp_path: Path) -> None:

@@ -61,6 +61,8 @@ class Machine:
     """Whether nothing gets through."""
     hello: Hello | None = None
     orders: list[Order] = field(default_factory=list)
+    received: list[str] = field(default_factory=list)
+    """What it was sent."""
 
     def kill(self) -> None:
         """As a machine dies: it says nothing more."""
@@ -72,8 +74,8 @@ class Machine:
 class DirectLink:
     """Calls a node in this process."""
 
-    def __init__(self, machine: Machine, registry: Registry) -> None:
-        self._machine = machine
+    def __init__(self, machine: Machine, registry: Registry, home: Path) -> None:
+        self._machine, self._home = machine, home
 
         @asynccontextmanager
         async def opened(settings: Settings, hello: Hello) -> AsyncIterator[Registry]:
@@ -94,6 +96,8 @@ class DirectLink:
         return self._host
 
     async def open(self, hello: Hello) -> Welcome:
+        if self._machine.home != self._home:
+            hello = hello._replace(home=str(self._machine.home))
         self._machine.hello = hello
         welcome = await (await self._reach()).open(hello)
         return welcome._replace(port=0)  # one process has no lifeline to itself
@@ -121,6 +125,7 @@ class DirectLink:
 
     async def receive(self, name: str, pieces: object) -> None:
         assert isinstance(pieces, list)
+        self._machine.received.append(name)
         await (await self._reach()).receive(name, pieces)
 
     def end(self) -> None:
@@ -133,6 +138,8 @@ class Machines:
     def __init__(self, registry: Registry, provider: Provider, home: Path) -> None:
         self._registry, self._provider, self._home = registry, provider, home
         self.all: dict[str, Machine] = {}
+        self.packed = 0
+        """Archives that the head made."""
 
     def add(self, name: str, *, places: int = 4, home: Path | None = None, **labels: str) -> Machine:
         info = NodeInfo(id=name, address="127.0.0.1", resources={"CPU": places}, labels=labels, here=True)
@@ -143,9 +150,10 @@ class Machines:
         return [machine.info for machine in self.all.values() if machine.up]
 
     def connect(self, node: NodeInfo, places: int) -> DirectLink:
-        return DirectLink(self.all[node.id], self._registry)
+        return DirectLink(self.all[node.id], self._registry, self._home)
 
     def stored(self, pieces: list[bytes]) -> object:
+        self.packed += 1
         return pieces
 
 

@@ -96,6 +96,7 @@ class Head:
         self._changed = anyio.Event()
         self._watchers: dict[str, MemoryObjectSendStream[Delta]] = {}
         self._packed: dict[str, object] = {}
+        self._packing = anyio.Lock()
         self._marker = f"cluster/{secrets.token_hex(8)}"
         self.tasks: TaskGroup
         self._known: frozenset[str] = frozenset()
@@ -257,11 +258,12 @@ class Head:
             node.holds.update(wanted)
 
     async def _archive(self, name: str) -> object:
-        if name not in self._packed:
-            self._packed[name] = self._source.stored(await self._goods.packed(name))
-            while len(self._packed) > RECENT:
-                del self._packed[next(iter(self._packed))]
-        return self._packed[name]
+        async with self._packing:  # nodes that begin together want the same
+            if name not in self._packed:
+                self._packed[name] = self._source.stored(await self._goods.packed(name))
+                while len(self._packed) > RECENT:
+                    del self._packed[next(iter(self._packed))]
+            return self._packed[name]
 
     async def _order(self, node: Node, flow: Flow) -> None:
         """Have the node run it; what comes of it comes with the news."""
