@@ -178,13 +178,37 @@ def test_a_name_that_says_nothing_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def run(home: Path, *arguments: str) -> str:
-    """What the command prints; it must end well."""
+def ended(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rollcage", "export", *arguments]
     environment = {**os.environ, "ROLLCAGE_HOME": str(home)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def run(home: Path, *arguments: str) -> str:
+    """What the command prints; it must end well."""
+    done = ended(home, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--group", "nope", "-o", "out.jsonl"], "no rollout has ended of group nope"),
+        (["-o", "nowhere/out.jsonl"], "no such folder"),
+        (["abc", "--group", "g"], "not both"),
+    ],
+)
+async def test_what_cannot_be_meant_is_refused_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    await logged(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    refused = ended(tmp_path, *arguments)
+    assert refused.returncode == 2, refused.stderr
+    assert words in refused.stderr
+    assert {path for path in tmp_path.iterdir() if path.suffix != ".db"} <= before
 
 
 async def test_the_command_exports_a_group(tmp_path: Path) -> None:

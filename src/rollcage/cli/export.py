@@ -14,7 +14,7 @@ from rollcage.cli.options import JSON, reward
 
 if TYPE_CHECKING:
     from rollcage.settings import Settings
-    from rollcage.store import Store
+    from rollcage.store import Store, Summary
     from rollcage.trajectory.export import Format
 
 FORMATS = ("sequences", "turns", "messages", "sft", "atif")
@@ -74,6 +74,8 @@ def export(
     """
     if as_json and output is None:
         raise click.UsageError("--json tells what was written; it needs -o")
+    if ids and (group or batch or task or agent or model or min_reward is not None):
+        raise click.UsageError("IDs or filters say which rollouts are wanted, not both")
     import anyio
 
     from rollcage.cli.output import environment
@@ -117,6 +119,7 @@ async def _export(
 
 async def _chosen(store: Store, filters: ExportFilters) -> list[str]:
     """The rollouts that are wanted, oldest first."""
+    from rollcage.errors import UsageError
     from rollcage.store import Query
     from rollcage.types import Stage
 
@@ -124,16 +127,19 @@ async def _chosen(store: Store, filters: ExportFilters) -> list[str]:
         return list(dict.fromkeys([await store.find(prefix) for prefix in filters.ids]))
     asked = {"task_id": filters.task, "agent": filters.agent, "model": filters.model, "group_id": filters.group}
     query = Query(stages=(Stage.ENDED,), batch=filters.batch, **asked)
-    found: list[str] = []
+    found: list[Summary] = []
     before: int | None = None
     while True:
         page, before = await store.page(query, before=before, limit=PAGE)
-        for summary in page:
-            if filters.min_reward is not None and (summary.reward is None or summary.reward < filters.min_reward):
-                continue
-            found.append(summary.id)
+        found += page
         if before is None:
-            return found[::-1]
+            break
+    if not found:
+        named = {name: value for name, value in filters._asdict().items() if value and name != "min_reward"}
+        words = ", ".join(f"{name} {value}" for name, value in named.items())
+        raise UsageError(f"no rollout has ended{words and ' of ' + words}; rollcage ls shows what there is")
+    least = filters.min_reward
+    return [each.id for each in reversed(found) if least is None or (each.reward is not None and each.reward >= least)]
 
 
 def _progress(text: str) -> None:
