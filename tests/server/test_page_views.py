@@ -332,10 +332,13 @@ async def test_what_a_model_says_is_read_once_while_it_says_it(
     words = "The beginning is here. " + "It goes on and on, so that it takes a while. " * 8
     async with served(home) as server, server.client() as client:
         solution = [{"text": words, "token_delay_s": 0.05}]
+        await client.pause()  # until somebody looks
         started = await client.start("Talk.", endpoint="scripted", solution=solution)
         async with tab(browser, f"{server.url}/web/#/rollouts/{started.rollout_id}") as watched:
             page = watched.page
             await _most_at_once(page, "The beginning is here.")
+            await expect(page.get_by_text("Instruction")).to_be_visible(timeout=240_000)
+            await client.resume()
             await expect(page.locator(".message.live")).to_contain_text("so far", timeout=240_000)
             await expect(page.locator(".verdict.unscored")).to_be_visible(timeout=240_000)
             await expect(page.locator(".message.live")).to_have_count(0)

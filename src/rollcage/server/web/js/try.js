@@ -1,5 +1,5 @@
 // A form for one rollout.
-import { html, useEffect, useRef, useState } from "../vendor/preact.js";
+import { html, useEffect, useState } from "../vendor/preact.js";
 import { Refused, request } from "./api.js";
 import { SchemaField, argumentsOf, fieldsOf } from "./schema_form.js";
 
@@ -60,66 +60,56 @@ function Field({ name, field, wrong, children }) {
   </div>`;
 }
 
-/** The form, once the server has told what it takes. */
+const examplesOf = () => fetch(new URL("examples.json", document.baseURI)).then((answer) => answer.json());
+
+/** The form, once all that goes into it is there: nothing is put into a field in which somebody may be typing. */
 export function Try() {
-  const [schema, setSchema] = useState(null);
+  const [found, setFound] = useState(null);
   const [problem, setProblem] = useState("");
   useEffect(() => {
-    request("/page/arguments").then(setSchema, (error) => setProblem(error.message));
+    Promise.all([request("/page/arguments"), examplesOf().catch(() => [])]).then(setFound, (error) => setProblem(error.message));
   }, []);
-  if (!schema) return html`<section class="try"><h1>Try a rollout</h1><p class="lead">${problem || "…"}</p></section>`;
-  return html`<${Form} schema=${schema} />`;
+  if (!found) return html`<section class="try"><h1>Try a rollout</h1><p class="lead">${problem || "…"}</p></section>`;
+  return html`<${Form} schema=${found[0]} list=${found[1]} />`;
 }
 
-function Form({ schema }) {
+/** What an example puts into the form. */
+function filled({ about, request: body }, empty) {
+  const { instruction, task_id, setup = [], verify = [], agent_timeout_s, ...hidden } = body;
+  const form = { ...empty, task_id, instruction, setup: setup.join("\n"), verify: verify.join("\n"), agent_timeout_s: String(agent_timeout_s ?? empty.agent_timeout_s) };
+  return { form, hidden, typed: {}, picked: about.name };
+}
+
+function Form({ schema, list }) {
   const empty = emptyForm(schema);
+  const nothing = { form: empty, hidden: {}, typed: {}, picked: "" };
+  const [first] = useState(() => draft ?? (list.length ? filled(list[0], empty) : nothing));
   const others = fieldsOf(schema).filter((field) => !LAID_OUT.includes(field.name));
-  const [form, setForm] = useState(draft?.form ?? empty);
-  const [hidden, setHidden] = useState(draft?.hidden ?? {});
-  const [typed, setTyped] = useState(draft?.typed ?? {});
+  const [form, setForm] = useState(first.form);
+  const [hidden, setHidden] = useState(first.hidden);
+  const [typed, setTyped] = useState(first.typed);
   const [showAll, setShowAll] = useState(false);
-  const [examples, setExamples] = useState([]);
-  const [picked, setPicked] = useState(draft?.picked ?? "");
+  const [examples, setExamples] = useState(list.filter((example) => !example.request.environment));
+  const [picked, setPicked] = useState(first.picked);
   const [wrong, setWrong] = useState({});
   const [busy, setBusy] = useState(false);
-  const touched = useRef(Boolean(draft));
-  // Until the examples are there, or something was typed, there is nothing to run.
-  const [ready, setReady] = useState(Boolean(draft));
-  useEffect(() => {
-    if (touched.current) draft = { form: { ...form, api_key: "" }, hidden, typed: { ...typed, hf_token: undefined }, picked };
-  }, [form, hidden, typed, picked]);
+  useEffect(() => void (draft = { form: { ...form, api_key: "" }, hidden, typed: { ...typed, hf_token: undefined }, picked }), [form, hidden, typed, picked]);
 
-  const pick = (example) => {
-    const { about, request: body } = example;
-    const { instruction, task_id, setup = [], verify = [], agent_timeout_s, ...rest } = body;
-    touched.current = true;
-    setPicked(about.name);
-    setForm({ ...empty, task_id, instruction, setup: setup.join("\n"), verify: verify.join("\n"), agent_timeout_s: String(agent_timeout_s ?? empty.agent_timeout_s) });
-    setHidden(rest);
-    setTyped({});
+  const pick = (next) => {
+    setPicked(next.picked);
+    setForm(next.form);
+    setHidden(next.hidden);
+    setTyped(next.typed);
     setWrong({});
   };
 
   useEffect(() => {
-    fetch(new URL("examples.json", document.baseURI))
-      .then((answer) => answer.json())
-      .then(async (list) => {
-        setExamples(list.filter((example) => !example.request.environment));
-        // Whoever was quicker than the examples keeps what they typed.
-        if (!touched.current) pick(list[0]);
-        setReady(true);
-        // Those that work on a remote environment are offered where the server reaches it.
-        const { environments } = await request("/environments");
-        const known = ["", ...environments.map((one) => one.name)];
-        setExamples(list.filter((example) => known.includes(example.request.environment ?? "")));
-      })
-      .catch(() => setExamples((before) => before))
-      .finally(() => setReady(true));
+    // Those that work on a remote environment are offered where the server reaches it.
+    const known = ({ environments }) => ["", ...environments.map((one) => one.name)];
+    request("/environments").then((answer) => setExamples(list.filter((example) => known(answer).includes(example.request.environment ?? ""))), () => {});
   }, []);
 
   const set = (name) => (event) => {
-    touched.current = true;
-    setReady(true);
     setForm({ ...form, [name]: event.target.value });
     setWrong({ ...wrong, [name]: undefined });
   };
@@ -171,8 +161,8 @@ function Form({ schema }) {
     <h1>Try a rollout</h1>
     <p class="lead">A real agent works on this in a box of its own, and you watch. The examples bring their own scripted answers, so no model is needed.</p>
     <div class="examples" role="group" aria-label="Examples">
-      ${examples.map((example) => html`<button type="button" aria-pressed=${picked === example.about.name} onClick=${() => pick(example)}><b>${example.about.name}</b><span>${example.about.says}</span></button>`)}
-      <button type="button" aria-pressed=${picked === ""} onClick=${() => { touched.current = true; setPicked(""); setHidden({}); setTyped({}); setForm(empty); setWrong({}); }}><b>empty</b><span>Your own task, from nothing.</span></button>
+      ${examples.map((example) => html`<button type="button" aria-pressed=${picked === example.about.name} onClick=${() => pick(filled(example, empty))}><b>${example.about.name}</b><span>${example.about.says}</span></button>`)}
+      <button type="button" aria-pressed=${picked === ""} onClick=${() => pick(nothing)}><b>empty</b><span>Your own task, from nothing.</span></button>
     </div>
     <form onSubmit=${run} novalidate>
       ${field("instruction", area("instruction", 5))}
@@ -195,10 +185,10 @@ function Form({ schema }) {
       </details>
       <details class="limits" open=${showAll} onToggle=${(event) => setShowAll(event.currentTarget.open)}>
         <summary>All arguments</summary>
-        ${showAll && others.map((entry) => html`<${SchemaField} key=${entry.name} entry=${entry} root=${schema} value=${typed[entry.name]} errors=${wrong} onChange=${(value) => { touched.current = true; setTyped({ ...typed, [entry.name]: value }); }} />`)}
+        ${showAll && others.map((entry) => html`<${SchemaField} key=${entry.name} entry=${entry} root=${schema} value=${typed[entry.name]} errors=${wrong} onChange=${(value) => setTyped({ ...typed, [entry.name]: value })} />`)}
       </details>
       <div class="runbar">
-        <button class="main" disabled=${busy || !ready}>${busy ? "Starting…" : "Run"}</button>
+        <button class="main" disabled=${busy}>${busy ? "Starting…" : "Run"}</button>
         ${wrong.form ? html`<p class="wrong" role="alert">${wrong.form}</p>` : html`<small>You are taken to the rollout as it begins.</small>`}
       </div>
     </form>
