@@ -17,6 +17,7 @@ from rollcage.errors import SandboxLost, UsageError
 from rollcage.sandboxes.base import Process, Sandbox
 from rollcage.sandboxes.layers import Layer
 from rollcage.sandboxes.local.provider import LocalProvider
+from rollcage.sandboxes.plain import PlainBox
 from rollcage.types import HOME, SandboxSpec
 from support.boxes import ROOT
 
@@ -49,44 +50,10 @@ def test_checks_are_chosen_by_name_or_family() -> None:
         chosen(["files", "nothing"])
 
 
-class Wrapped:
-    """A local box, as another sees it: passes everything on."""
-
-    def __init__(self, box: Sandbox) -> None:
-        self._box = box
-
-    @property
-    def id(self) -> str:
-        return self._box.id
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return self._box.notes
-
-    def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str = HOME,
-        inherit_image_env: bool = True,
-    ) -> AbstractAsyncContextManager[Process]:
-        return self._box.spawn(argv, env=env, cwd=cwd, inherit_image_env=inherit_image_env)
-
-    async def read(self, path: str, *, limit: int = 16 << 20) -> bytes:
-        return await self._box.read(path, limit=limit)
-
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        await self._box.write(path, data, mode=mode)
-
-    def listen(self, port: int) -> AbstractAsyncContextManager[Any]:
-        return self._box.listen(port)
-
-
 class Faulty(LocalProvider):
     """A backend whose boxes are made by the class it is given."""
 
-    def __init__(self, folder: Path, kind: type[Wrapped] = Wrapped, **spec: Any) -> None:
+    def __init__(self, folder: Path, kind: type[PlainBox] = PlainBox, **spec: Any) -> None:
         super().__init__(folder)
         self._kind, self._spec = kind, spec
 
@@ -96,14 +63,14 @@ class Faulty(LocalProvider):
             yield self._kind(box)
 
 
-class HangsOnRead(Wrapped):
+class HangsOnRead(PlainBox):
     async def read(self, path: str, *, limit: int = 16 << 20) -> bytes:
         if path.endswith("fifo"):
             await anyio.sleep_forever()
         return await self._box.read(path, limit=limit)
 
 
-class AddsToEnvironment(Wrapped):
+class AddsToEnvironment(PlainBox):
     def spawn(
         self,
         argv: Sequence[str],
@@ -115,7 +82,7 @@ class AddsToEnvironment(Wrapped):
         return self._box.spawn(argv, env={**(env or {}), "SHLVL": "1"}, cwd=cwd, inherit_image_env=inherit_image_env)
 
 
-class LeavesRunning(Wrapped):
+class LeavesRunning(PlainBox):
     @asynccontextmanager
     async def spawn(
         self,
@@ -132,18 +99,18 @@ class LeavesRunning(Wrapped):
         await later.aclose() if "-I" not in argv else None
 
 
-class Clips(Wrapped):
+class Clips(PlainBox):
     async def read(self, path: str, *, limit: int = 16 << 20) -> bytes:
         return (await self._box.read(path, limit=limit)).rstrip(b"\xff")
 
 
-class SaysNothing(Wrapped):
+class SaysNothing(PlainBox):
     @property
     def notes(self) -> tuple[str, ...]:
         return ()
 
 
-class SaysSo(Wrapped):
+class SaysSo(PlainBox):
     @property
     def notes(self) -> tuple[str, ...]:
         return ("pids: not bounded here", "disk: as large as the machine's")
@@ -164,7 +131,7 @@ async def _judged(provider: LocalProvider, name: str, traits: Traits | None = No
         (Clips, "files.binary", "read back"),
     ],
 )
-async def test_a_faulty_backend_is_found_out(tmp_path: Path, kind: type[Wrapped], name: str, seen: str) -> None:
+async def test_a_faulty_backend_is_found_out(tmp_path: Path, kind: type[PlainBox], name: str, seen: str) -> None:
     pace = 0.03 if kind is HangsOnRead else 0.3
     verdict = await _judged(Faulty(tmp_path, kind), name, Traits(pace=pace))
     assert verdict.outcome == "failed"
@@ -239,7 +206,7 @@ async def test_nothing_excuses_isolation_and_without_a_way_to_lose_a_box_loss_co
 async def test_cancelling_the_suite_ends_the_check_that_runs(tmp_path: Path) -> None:
     boxes: list[Sandbox] = []
 
-    class Watched(Wrapped):
+    class Watched(PlainBox):
         def __init__(self, box: Sandbox) -> None:
             super().__init__(box)
             boxes.append(box)

@@ -86,6 +86,28 @@ class Agent(Protocol):
         """The end of the agent's own log, read when its processes are dead; empty where it kept none."""
 
 
+class BareAgent:
+    """An agent of our own: nothing is installed in its box, it has no state there, and it keeps no log."""
+
+    name: str
+    version = "1"
+    own_paths: Sequence[str] = ()
+    accepts: tuple[str, ...] = ()
+    """What of `AgentSpec` it can be given."""
+
+    def check(self, spec: AgentSpec) -> None:
+        """Whatever else is set is refused by its name."""
+        takes_only(self.name, spec, *self.accepts)
+
+    def layers(self) -> Sequence[Layer]:
+        """None."""
+        return ()
+
+    async def log_tail(self, box: Sandbox) -> str:
+        """It keeps no log."""
+        return ""
+
+
 @runtime_checkable
 class InProcess(Protocol):
     """An agent that is no program: it works in this process, on a remote environment's tools, and gets no box."""

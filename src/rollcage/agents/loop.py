@@ -9,16 +9,14 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rollcage.agent_events import AgentEvent, AgentReportedError, AgentText, AgentToolCall
-from rollcage.agents.base import AgentContext, AgentExit, Emit, takes_only
+from rollcage.agents.base import AgentContext, AgentExit, BareAgent, Emit
 from rollcage.errors import AgentError
 from rollcage.events import AgentEmitted, AgentStarted
 from rollcage.json_safe import json_safe
 from rollcage.sandboxes.base import InProcessSandbox, Sandbox
-from rollcage.sandboxes.layers import Layer
 from rollcage.types import AgentSpec, JsonObject
 
 if TYPE_CHECKING:
@@ -30,21 +28,12 @@ LONGEST = 100_000
 """Characters of a tool's answer that the model is told."""
 
 
-class Loop:
+class Loop(BareAgent):
     """The agent `loop`. It works in this process, so there is no box: nothing it does can touch a file."""
 
     name = "loop"
-    version = "1"
-    own_paths: Sequence[str] = ()
     in_process = True
-
-    def check(self, spec: AgentSpec) -> None:
-        """It can be given a system prompt, and tools that are not to be offered; there is nothing else to it."""
-        takes_only(self.name, spec, "system_prompt", "enabled_tools", "disabled_tools")
-
-    def layers(self) -> Sequence[Layer]:
-        """None."""
-        return ()
+    accepts = ("system_prompt", "enabled_tools", "disabled_tools")
 
     async def solve(
         self, box: Sandbox, instruction: str, context: AgentContext, spec: AgentSpec, *, workdir: str, emit: Emit
@@ -61,10 +50,6 @@ class Loop:
             _client(box.socket_path(_port(context.tools_url)), timeout) as tools,
         ):
             return await _Conversation(context, spec, emit, model, tools).run(instruction)
-
-    async def log_tail(self, box: Sandbox) -> str:
-        """It keeps no log."""
-        return ""
 
 
 class _Conversation:

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import anyio
 from anyio.abc import ByteReceiveStream
 
 from rollcage.agent_events import AgentOutput
-from rollcage.agents.base import AgentContext, AgentExit, Emit, takes_only
+from rollcage.agents.base import AgentContext, AgentExit, BareAgent, Emit
 from rollcage.events import AgentEmitted, AgentStarted
 from rollcage.sandboxes.base import Sandbox, tail
-from rollcage.sandboxes.layers import Layer
 from rollcage.types import AgentSpec
 
 _LIMIT = 64 << 10
 
 
-class Shell:
+class Shell(BareAgent):
     """The agent `shell`: no layers, no model calls of its own; what it is lent is in its environment."""
 
     name = "shell"
-    version = "1"
-    own_paths: Sequence[str] = ()
     asks_no_model = True
-
-    def check(self, spec: AgentSpec) -> None:
-        """It has no prompt, tools or configuration that could be set."""
-        takes_only(self.name, spec, "env")
-
-    def layers(self) -> Sequence[Layer]:
-        """None."""
-        return ()
+    accepts = ("env",)
 
     async def solve(
         self, box: Sandbox, instruction: str, context: AgentContext, spec: AgentSpec, *, workdir: str, emit: Emit
@@ -58,7 +47,3 @@ class Shell:
                 tasks.start_soon(read, "stderr", process.stderr)
             code = await process.wait()
         return AgentExit(code=code, error=None)
-
-    async def log_tail(self, box: Sandbox) -> str:
-        """It keeps no log."""
-        return ""

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-import anyio
-
 from rollcage.agents.base import AgentContext, AgentExit, Emit
 from rollcage.agents.nop import Nop
-from rollcage.errors import SandboxError, UsageError
+from rollcage.errors import UsageError
 from rollcage.events import AgentStarted
-from rollcage.sandboxes.base import PATH, Sandbox, tail
+from rollcage.sandboxes.base import Sandbox
+from rollcage.sandboxes.files import unpack_archive
 from rollcage.types import HOME, AgentSpec
-
-_UNPACK = """
-rm -rf -- "$@" || exit 1
-exec tar --extract --no-same-owner --same-permissions --file=-
-"""
 
 
 class StoredWork(Nop):
@@ -41,18 +35,6 @@ class StoredWork(Nop):
     ) -> AgentExit:
         """Take away what setup made of these paths, and unpack what was kept of them."""
         await emit(AgentStarted(agent=self.name, version=self.version))
-        argv = ["bash", "--noprofile", "--norc", "-c", _UNPACK, "unpack", *spec.config["paths"]]
-        async with (
-            box.spawn(argv, env={"PATH": PATH}, inherit_image_env=False, cwd=HOME) as process,
-            aclosing(self._archive(spec.config["digest"])) as chunks,
-        ):
-            try:
-                async for chunk in chunks:
-                    await process.stdin.send(chunk)
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                pass  # its exit code tells why it ended early
-            await process.stdin.aclose()
-            said = (await tail(process.stderr, 2000)).text.strip()
-            if code := await process.wait():
-                raise SandboxError(f"the stored work could not be unpacked: {said or code}")
+        async with aclosing(self._archive(spec.config["digest"])) as chunks:
+            await unpack_archive(box, HOME, chunks, instead_of=spec.config["paths"])
         return AgentExit(code=0, error=None)

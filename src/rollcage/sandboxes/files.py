@@ -220,10 +220,18 @@ async def copy_path(
         raise NotCopied(f"cannot copy {path} to a fresh box: {said[-500:] or codes}")
 
 
-async def unpack_archive(box: Sandbox, folder: str, chunks: AsyncIterable[bytes]) -> None:
-    """Unpack a tar archive in a folder of a box, which is made where it is not there; modes and links are kept."""
-    script = 'mkdir -p -- "$1" && exec tar --extract --no-same-owner --same-permissions --directory "$1" --file=-'
-    argv = ["bash", "--noprofile", "--norc", "-c", script, "unpack", folder]
+async def unpack_archive(
+    box: Sandbox, folder: str, chunks: AsyncIterable[bytes], *, instead_of: Sequence[str] = ()
+) -> None:
+    """Unpack a tar archive in a folder of a box, which is made where it is not there; modes and links are kept.
+
+    `instead_of`: paths that are removed before, by their names in that folder or as a whole.
+    """
+    script = """
+        mkdir -p -- "$1" && cd -- "$1" && shift && rm -rf -- "$@" || exit 1
+        exec tar --extract --no-same-owner --same-permissions --file=-
+    """
+    argv = ["bash", "--noprofile", "--norc", "-c", script, "unpack", folder, *instead_of]
     async with box.spawn(argv, env={"PATH": PATH}, inherit_image_env=False, cwd="/") as process:
         try:
             async for chunk in chunks:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from rollcage.errors import FileMissing, SandboxError, UsageError
-from rollcage.sandboxes.base import Process, Provider, Sandbox
+from rollcage.sandboxes.base import Provider, Sandbox
 from rollcage.sandboxes.layers import Layer
+from rollcage.sandboxes.plain import PlainBox
 from rollcage.types import HOME, SandboxSpec
 
 KINDS = 4
@@ -43,44 +43,8 @@ class Warmer(Protocol):
         """Start it, tell when it is ready, and keep it until it is used up, or dead."""
 
 
-class WarmBox:
+class WarmBox(PlainBox):
     """A box in which something runs already. So it cannot be rewound: verification takes a fresh one."""
-
-    def __init__(self, box: Sandbox) -> None:
-        self._box = box
-
-    @property
-    def id(self) -> str:
-        """A name that is unique on this machine."""
-        return self._box.id
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Asked-for limits that cannot be enforced here, in words."""
-        return self._box.notes
-
-    def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str = HOME,
-        inherit_image_env: bool = True,
-    ) -> AbstractAsyncContextManager[Process]:
-        """Start a command."""
-        return self._box.spawn(argv, env=env, cwd=cwd, inherit_image_env=inherit_image_env)
-
-    async def read(self, path: str, *, limit: int = 16 << 20) -> bytes:
-        """At most `limit` bytes of a regular file."""
-        return await self._box.read(path, limit=limit)
-
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Make or replace a file, with the folders above it."""
-        await self._box.write(path, data, mode=mode)
-
-    def listen(self, port: int) -> AbstractAsyncContextManager[socket.socket]:
-        """A listening socket that is 127.0.0.1:port in the box."""
-        return self._box.listen(port)
 
 
 class _OpenBox:

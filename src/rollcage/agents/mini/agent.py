@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
 from importlib import resources
 
 import anyio
@@ -15,13 +14,12 @@ from anyio.abc import ByteReceiveStream
 from pydantic import Field, ValidationError
 
 from rollcage.agent_events import AGENT_EVENT, AgentEvent, AgentNote, AgentOutput, AgentReportedError
-from rollcage.agents.base import AgentContext, AgentExit, Emit, ToolWords, takes_only
+from rollcage.agents.base import AgentContext, AgentExit, BareAgent, Emit, ToolWords
 from rollcage.agents.lines import lines
 from rollcage.errors import AgentError, UsageError
 from rollcage.events import AgentEmitted, AgentStarted
 from rollcage.json_safe import json_safe
 from rollcage.sandboxes.base import Process, Sandbox, Tail
-from rollcage.sandboxes.layers import Layer
 from rollcage.types import AgentSpec, JsonObject, ScriptedCall, Value
 
 SYSTEM_PROMPT = """\
@@ -42,24 +40,19 @@ class MiniConfig(Value):
     """Bytes of a command's output that the model is shown: its beginning and its end."""
 
 
-class Mini:
+class Mini(BareAgent):
     """The agent `mini`. It needs python3 in its box, and nothing else."""
 
     name = "mini"
-    version = "1"
     wire = "chat"
-    own_paths: Sequence[str] = ()
     takes_mcp = False
+    accepts = ("system_prompt", "env", "config")
     tool_words = ToolWords(run=lambda command: ScriptedCall(name="bash", arguments={"command": command}))
 
     def check(self, spec: AgentSpec) -> None:
-        """It can be given a system prompt, environment variables and bounds on its commands."""
-        takes_only(self.name, spec, "system_prompt", "env", "config")
+        """Its configuration bounds its commands."""
+        super().check(spec)
         _config(spec)
-
-    def layers(self) -> Sequence[Layer]:
-        """None: its program goes in with its start."""
-        return ()
 
     async def solve(
         self, box: Sandbox, instruction: str, context: AgentContext, spec: AgentSpec, *, workdir: str, emit: Emit
@@ -77,10 +70,6 @@ class Mini:
         if not reader.started:
             raise _not_started(code, said)
         return AgentExit(code=code, error=reader.error or (said[0] if code and said else None))
-
-    async def log_tail(self, box: Sandbox) -> str:
-        """It keeps no log."""
-        return ""
 
 
 class _EventReader:

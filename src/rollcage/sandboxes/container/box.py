@@ -14,7 +14,8 @@ import anyio
 from rollcage.errors import SandboxError, SandboxLost
 from rollcage.sandboxes import launcher
 from rollcage.sandboxes.base import Separation
-from rollcage.sandboxes.box_rpc import RequestRefused, check_command, environment_of, listening, read_file, write_file
+from rollcage.sandboxes.box import BackendBox
+from rollcage.sandboxes.box_rpc import RequestRefused, listening, read_file, write_file
 from rollcage.sandboxes.container import filters
 from rollcage.sandboxes.container.control_channel import ControlChannel
 from rollcage.sandboxes.container.engine import ContainerEngine
@@ -27,60 +28,20 @@ OWN_PIDS = 16
 _CLOSE_S = 10
 
 
-class ContainerBox:
+class ContainerBox(BackendBox[ContainerProcess]):
     """One running container. A thread is held by none of its commands, however many there are."""
 
     def __init__(
         self, name: str, engine: ContainerEngine, channel: ControlChannel, spec: SandboxSpec, env: Mapping[str, str]
     ) -> None:
         """Made by the provider. `env`: what its image gives to every command beside the plain environment."""
-        self._id, self._engine, self._channel, self._spec = name, engine, channel, spec
-        self.image_env = dict(env)
-        self._notes: tuple[str, ...] = ()
+        super().__init__(name, image_env=env)
+        self._engine, self._channel, self._spec = engine, channel, spec
         self._judged: ControlChannel | None = None
         """Where the judged's side of a divided box is asked."""
         self._live: list[str] | None = None
         """Where the judge's commands leave something to each other, in a divided box."""
-        self._running: set[ContainerProcess] = set()
         self._listeners: set[socket.socket] = set()
-
-    @property
-    def id(self) -> str:
-        """A name that is unique on this machine; the engine knows the container by it."""
-        return self._id
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Asked-for limits that cannot be enforced here, in words."""
-        return self._notes
-
-    @asynccontextmanager
-    async def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str = HOME,
-        inherit_image_env: bool = True,
-    ) -> AsyncIterator[ContainerProcess]:
-        """Start a command; it and everything it started are dead when the block is left."""
-        environment = environment_of(self.image_env, env, inherit=inherit_image_env)
-        async with self.running(argv, environment, cwd, Side()) as process:
-            yield process
-
-    @asynccontextmanager
-    async def running(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, side: Side
-    ) -> AsyncIterator[ContainerProcess]:
-        """The same with this very environment, on either side of a divided box."""
-        with anyio.CancelScope(shield=True):
-            process = await self._begin(argv, env, cwd, side)
-        try:
-            yield process
-        finally:
-            with anyio.CancelScope(shield=True):
-                await process.end()
-            self._running.discard(process)
 
     @asynccontextmanager
     async def separate(self, separation: Separation) -> AsyncIterator[JudgedSide]:
@@ -142,12 +103,6 @@ class ContainerBox:
 
     async def _begin(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, side: Side) -> ContainerProcess:
         channel = self._judged if side.judged and self._judged is not None else self._channel
-        try:
-            check_command(argv, env, cwd)
-        except SandboxError:
-            for fd in side.streams or ():
-                os.close(fd)
-            raise
         request = {
             "judged": side.judged,
             "scratch": list(side.scratch),

@@ -14,7 +14,7 @@ import anyio
 from rollcage.errors import SandboxError, SandboxLost
 from rollcage.sandboxes import launcher
 from rollcage.sandboxes.base import Separation
-from rollcage.sandboxes.box_rpc import check_command, environment_of
+from rollcage.sandboxes.box import BackendBox
 from rollcage.sandboxes.e2b.cloud import BoxGone, Cloud
 from rollcage.sandboxes.e2b.process import DIVIDED, DOOR, PROGRAM, E2BProcess
 from rollcage.sandboxes.file_commands import read_by_command, write_by_command
@@ -31,18 +31,18 @@ _WHO = {"uid": 1000, "gid": 1000}
 """The box's user, where the template does not name one."""
 
 
-class E2BBox:
+class E2BBox(BackendBox[E2BProcess]):
     """One box. It is renewed as long as it is open."""
 
     def __init__(self, cloud: Cloud, sandbox: AsyncSandbox, spec: SandboxSpec, *, ttl_s: int = TTL_S) -> None:
+        super().__init__(sandbox.sandbox_id)
         self._cloud, self._sandbox, self._spec, self._ttl_s = cloud, sandbox, spec, ttl_s
-        self._running: set[E2BProcess] = set()
         self._lost = ""
         self._door: E2BProcess | None = None
         """What divides the box, where it is divided."""
         self._live: list[str] = []
         """Where the judge's commands leave something to each other, in a divided box."""
-        self._notes: tuple[str, ...] = (
+        self._notes = (
             "memory: all processes together are held to what the template gives, not to memory_mb",
             "disk: it is as large as the template's, not disk_mb",
             "tmp: /tmp and /dev/shm are as large as the template's, not tmp_mb",
@@ -50,11 +50,6 @@ class E2BBox:
         if spec.cpus is not None:
             self._notes += (f"cpus: {spec.cpus:g} is not enforced; a template has its own number",)
         self._renewing = asyncio.create_task(self._renew())
-
-    @property
-    def id(self) -> str:
-        """Its name at E2B."""
-        return self._sandbox.sandbox_id
 
     @property
     def lost(self) -> str:
@@ -71,50 +66,25 @@ class E2BBox:
         """The SDK's own view of it."""
         return self._sandbox
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Asked-for limits that cannot be enforced here, in words."""
-        return self._notes
-
-    @asynccontextmanager
-    async def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str = HOME,
-        inherit_image_env: bool = True,
-    ) -> AsyncIterator[E2BProcess]:
-        """Start a command; it and everything it started are dead when the block is left."""
-        environment = environment_of({}, env, inherit=inherit_image_env)
-        async with self.running(argv, environment, cwd, Side()) as process:
-            yield process
-
-    @asynccontextmanager
-    async def running(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, side: Side
-    ) -> AsyncIterator[E2BProcess]:
-        """The same with this very environment, on either side of a divided box."""
-        check_command(argv, env, cwd)
+    async def _begin(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, side: Side) -> E2BProcess:
         self._check_open()
+        request = {
+            "argv": list(argv),
+            "env": dict(env),
+            "cwd": cwd,
+            "limits": _limits(self._spec, judged=side.judged),
+            "side": self._side(side),
+            **_WHO,
+        }
         process = E2BProcess(DIVIDED if self._door else PROGRAM)
         self._running.add(process)
         try:
-            with anyio.CancelScope(shield=True):
-                request = {
-                    "argv": list(argv),
-                    "env": dict(env),
-                    "cwd": cwd,
-                    "limits": _limits(self._spec, judged=side.judged),
-                    "side": self._side(side),
-                    **_WHO,
-                }
-                self._note(await process.begin(self._sandbox, request))
-            yield process
-        finally:
-            with anyio.CancelScope(shield=True):
-                await process.end()
+            self._note(await process.begin(self._sandbox, request))
+        except BaseException:
+            await process.end()
             self._running.discard(process)
+            raise
+        return process
 
     @asynccontextmanager
     async def separate(self, separation: Separation) -> AsyncIterator[JudgedSide]:

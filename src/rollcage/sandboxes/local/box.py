@@ -16,15 +16,8 @@ import anyio
 from rollcage.errors import SandboxError, SandboxLost
 from rollcage.sandboxes import launcher, seccomp
 from rollcage.sandboxes.base import BoxUser, Separation
-from rollcage.sandboxes.box_rpc import (
-    BoxReply,
-    RequestRefused,
-    check_command,
-    environment_of,
-    listening,
-    read_file,
-    write_file,
-)
+from rollcage.sandboxes.box import BackendBox
+from rollcage.sandboxes.box_rpc import BoxReply, RequestRefused, listening, read_file, write_file
 from rollcage.sandboxes.inside.orders import TOOLS
 from rollcage.sandboxes.judged import JudgedSide, Side, null_streams
 from rollcage.sandboxes.local.cgroups import Cgroup
@@ -73,7 +66,7 @@ class Shape(NamedTuple):
     """The host user that it runs as, where each box has its own."""
 
 
-class LocalBox:
+class LocalBox(BackendBox[LocalProcess]):
     """One box. Nothing runs in it but what is being spawned; idle, it is three descriptors and a little tmpfs."""
 
     def __init__(
@@ -89,15 +82,12 @@ class LocalBox:
 
         `env`: what its image gives to every command beside the plain environment.
         """
-        self._id = name
         self._fork_server = fork_server
         self._user, self._mnt, self._net = namespaces
         self._group, controllers = limits
+        super().__init__(name, _notes(shape, controllers), env)
         self._spec, self._layers, self._folder, self._systems, self._uid = shape
         self._rooted = self._spec.writable_system
-        self.image_env = dict(env or {})
-        self._notes = _notes(shape, controllers)
-        self._running: set[LocalProcess] = set()
         self._listeners: set[socket.socket] = set()
         self._connections: set[LocalConnection] = set()
         self._asked: set[anyio.Event] = set()
@@ -111,54 +101,17 @@ class LocalBox:
         self._looking: asyncio.Task[None] | None = None
         self._most = self._spec.disk_mb << 20
 
-    @property
-    def id(self) -> str:
-        """A name that is unique on this machine."""
-        return self._id
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Asked-for limits that cannot be enforced here, in words."""
-        return self._notes
-
-    @asynccontextmanager
-    async def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str = HOME,
-        inherit_image_env: bool = True,
-    ) -> AsyncIterator[LocalProcess]:
-        """Start a command in fresh namespaces; it and everything it started are dead when the block is left."""
-        own = {**self._users_own(), **(env or {})} if self._rooted else env
-        environment = environment_of(self.image_env, own, inherit=inherit_image_env)
-        async with self.running(argv, environment, cwd, Side()) as process:
-            yield process
-
     def act_as(self, user: BoxUser | None) -> BoxUser | None:
         """Whom commands see themselves as from now on; None: as the box has it. Returns whom before."""
         before, self._acts_as = self._acts_as, user
         return before
 
     def _users_own(self) -> dict[str, str]:
+        if not self._rooted:
+            return {}
         if (user := self._acts_as) is None:
             return _ROOTS_OWN
         return {"HOME": user.home or _ROOTS_OWN["HOME"], "USER": user.name, "LOGNAME": user.name}
-
-    @asynccontextmanager
-    async def running(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, side: Side
-    ) -> AsyncIterator[LocalProcess]:
-        """The same with this very environment, on either side of a divided box."""
-        with anyio.CancelScope(shield=True):
-            process = await self._begin(argv, env, cwd, side)
-        try:
-            yield process
-        finally:
-            with anyio.CancelScope(shield=True):
-                await process.end()
-            self._running.discard(process)
 
     @asynccontextmanager
     async def separate(self, separation: Separation) -> AsyncIterator[JudgedSide]:
@@ -310,12 +263,6 @@ class LocalBox:
         return reply
 
     async def _begin(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, side: Side) -> LocalProcess:
-        try:
-            check_command(argv, env, cwd)
-        except SandboxError:
-            for fd in side.streams or ():
-                os.close(fd)
-            raise
         locale = [f"{name}={value}" for name, value in env.items() if name.startswith(_LOCALE)]
         others = {name: value for name, value in env.items() if not name.startswith(_LOCALE)}
         who = _AS_ROOT if self._rooted else _AS_USER
