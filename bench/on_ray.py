@@ -15,6 +15,7 @@ import os
 import random
 import signal
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -145,7 +146,7 @@ async def losses(found: Any, runner: Runner, store: Store, number: int) -> dict[
         for each in ids:
             await runner.abort(each)
             await runner.over(each)
-        await anyio.to_thread.run_sync(lambda: found.add_node(num_cpus=1, resources={"place": PLACES}))
+        found.add_node(num_cpus=1, resources={"place": PLACES})  # Ray starts nodes in the main thread only
     return {
         "nodes_killed": number,
         "rollouts": len(requeued),
@@ -172,6 +173,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                     result: dict[str, Any] = {}
                     if options.pairs:
                         result["pairs"] = await pairs(plain, through, endpoint, cost, options.pairs)
+                        print(json.dumps(result), file=sys.stderr)
                     if options.losses:
                         result["losses"] = await losses(found, through, store, options.losses)
                     return result
