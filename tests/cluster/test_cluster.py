@@ -228,13 +228,13 @@ async def test_who_watches_hears_the_model_of_a_node_while_it_speaks(
     opened: Opened, machines: Machines, model: ScriptedModel, store: Store
 ) -> None:
     machines.add("a")
-    endpoint = model.endpoint(tuple(ScriptedTurn(text="word " * 50) for _ in range(15)))
+    endpoint = model.endpoint(tuple(ScriptedTurn(text="word " * 50, token_delay_s=0.05) for _ in range(6)))
     ask = (
         'curl -sN -H "Authorization: Bearer $OPENAI_API_KEY" -H "Content-Type: application/json" '
         '-d \'{"model":"model","stream":true,"messages":[{"role":"user","content":"hi"}]}\' '
         "$OPENAI_BASE_URL/chat/completions"
     )
-    job = shell(f"for i in $(seq 15); do {ask} > done; sleep 1; done").model_copy(update={"model": endpoint})
+    job = shell(f"for i in $(seq 6); do {ask} > done; done").model_copy(update={"model": endpoint})
     async with opened() as (cluster, head):
         rollout_id = await cluster.start(job)
         async for entry in store.follow(rollout_id):

@@ -101,3 +101,11 @@ def test_a_verifier_whose_programs_are_the_agent_s_is_not_isolated(tmp_path: Pat
     (folder / "task.toml").write_text('[metadata.rollcage]\nisolate = true\nkeep = ["/"]\n')
     with pytest.raises(TaskError, match="keep less"):
         load(folder)
+
+
+def test_a_box_of_its_own_and_isolate_are_refused_together(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDERS / "greeting", tmp_path / "task"))
+    own = '[metadata.rollcage]\nisolate = true\n\n[verifier]\nenvironment_mode = "separate"\n'
+    (folder / "task.toml").write_text(own)
+    with pytest.raises(TaskError, match=r"task.toml:5: verifier.environment_mode = separate does not go with isolate"):
+        load(folder)

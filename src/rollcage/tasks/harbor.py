@@ -334,6 +334,9 @@ class _Reader:
             wrong[f"{name}.environment goes with environment_mode = separate, which is not said"] = (
                 table.environment is not None and not table.separate
             )
+            wrong[f"{name}.environment_mode = separate does not go with isolate of [metadata.rollcage]; drop one"] = (
+                bool(table.separate) and config.metadata.rollcage.isolate
+            )
             for hook in table.collect:
                 wrong[f"{name}.collect: of the service {hook.service!r}; one box is one"] = hook.service != "main"
         boxes = {f"{name}.environment": table.environment for name, table in verifiers.items()}
