@@ -185,7 +185,7 @@ async def test_the_real_opencode_does_what_the_real_vllm_says_and_every_token_is
     assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
 
 
-@pytest.mark.parametrize("name", ["claude-code", "codex", "pi", "mini-swe-agent"])
+@pytest.mark.parametrize("name", ["claude-code", "codex", "pi", "qwen-code", "mini-swe-agent"])
 async def test_another_agent_does_what_the_real_vllm_says_and_every_token_is_there(
     name: str, play: Play, backends: Registry, vllm: Endpoint
 ) -> None:

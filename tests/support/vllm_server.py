@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -89,6 +90,8 @@ def _command(folder: Path, port: int) -> list[str]:
         "port": str(port),
         "dtype": "float32",
         "max-model-len": str(CONTEXT),
+        # Its table of positions would end where its training did, and be read beyond its end.
+        "hf-overrides": json.dumps({"max_position_embeddings": CONTEXT}),
         # A prompt that is computed in pieces kills the engine on a CPU where the request has a seed.
         "max-num-batched-tokens": str(CONTEXT),
         "max-num-seqs": "4",
