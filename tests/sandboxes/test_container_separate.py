@@ -12,12 +12,13 @@ import pytest
 import test_sandbox_separate as local
 
 from rollcage.errors import SandboxError
-from rollcage.rollout.judge import divided
+from rollcage.rollout.judge import divided, refuse_undivided
 from rollcage.sandboxes.base import Exit, Separable, Separation, run, sh
+from rollcage.sandboxes.container import engine
 from rollcage.sandboxes.container.box import ContainerBox
 from rollcage.sandboxes.container.provider import ContainerProvider
 from rollcage.sandboxes.inside.system import HOST_FILES
-from rollcage.types import TESTS_DIR, SandboxSpec, Task
+from rollcage.types import NO_MODEL, TESTS_DIR, Job, SandboxSpec, Task
 from support.container_engine import an_engine
 
 SAME: list[Callable[[Path], Awaitable[None]]] = [
@@ -128,3 +129,19 @@ async def test_where_an_engine_cannot_divide_the_task_that_relies_on_it_is_refus
             assert judged is None
             assert (await run(box, ["true"])).code == 0
     assert [event.code for event in noticed] == ["not_separated"]
+
+
+async def test_an_engine_that_keeps_sys_admin_to_itself_is_found_out_before_anybody_works(
+    provider: ContainerProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [
+        Job.model_validate({"task": {"instruction": "x", "verify": verify}, "model": NO_MODEL})
+        for verify in (["true"], ["untrusted true"])
+    ]
+    async with provider.open(SandboxSpec()) as box:
+        await refuse_undivided(jobs, box)
+    monkeypatch.setattr(engine, "CAPABILITIES", tuple(name for name in engine.CAPABILITIES if name != "SYS_ADMIN"))
+    async with provider.open(SandboxSpec()) as box:
+        await refuse_undivided(jobs[:1], box)
+        with pytest.raises(SandboxError, match=r"no SYS_ADMIN.*relies on that"):
+            await refuse_undivided(jobs, box)

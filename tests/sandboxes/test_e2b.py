@@ -260,7 +260,7 @@ def test_as_root_a_command_has_its_own_processes_an_empty_network_and_no_way_to_
     process = launched(tmp_path, ["sh", "-c", look], b"input\n")
     out, err = process.communicate(timeout=120)
     head, _, said = out.partition(b"\n")
-    assert json.loads(head) == {"missing": [], "refused": ""}, err
+    assert json.loads(head) == {"apart": True, "missing": [], "refused": ""}, err
     uid, processes, devices, rest = said.split(b"\n", 3)
     assert (uid, devices) == (b"61234", b"1")
     assert int(processes) < 10, "it sees its own processes only"
@@ -327,6 +327,16 @@ async def test_a_whole_rollout_of_the_real_agent_runs_at_e2b(play: Play, runtime
     assert len(rollout.turns) == 2
     assert all(turn.trainable for turn in rollout.turns)
     assert not runtime.machines
+
+
+async def test_a_task_that_relies_on_the_launcher_costs_no_agent_where_it_cannot_be_judged(play: Play) -> None:
+    task = Task(instruction="touch worked", setup=("touch ready",), verify=("untrusted ls ready",))
+    refused = await play(task, agent="shell", sandbox=SPEC)
+    assert (refused.outcome, refused.blame) == (Outcome.SANDBOX_FAILED, "infrastructure")
+    assert "no root that may mount), and the task relies on that" in str(refused.error)
+    assert set(refused.timings) == {"provision", "setup", "total"}, "the agent has not worked in vain"
+    plain = await play(task.model_copy(update={"verify": ("ls ready worked",)}), agent="shell", sandbox=SPEC)
+    assert plain.reward == 1, plain.error
 
 
 async def test_a_box_that_vanishes_under_the_agent_ends_the_rollout_as_lost(

@@ -150,6 +150,26 @@ async def test_code_under_test_is_kept_apart_in_a_system_of_its_own(system: Path
         assert (plain.total, plain.suspicions) == (1, ())
 
 
+async def test_an_image_without_python_is_refused_before_the_agent_works_for_a_task_that_needs_it(
+    play: Play, backends: Registry, tmp_path: Path
+) -> None:
+    provider = backends.providers["local"]
+    assert isinstance(provider, LocalProvider)
+    name = f"bare-{secrets.token_hex(4)}"
+    await imported(provider, name, a_system(tmp_path / "bare"))
+    try:
+        task = Task(instruction="touch worked", verify=("untrusted ls worked",))
+        refused = await play(task, agent="shell", sandbox=SandboxSpec(template=name))
+        assert "the image has no python3" in str(refused.error)
+        assert "setup" in refused.timings and "agent" not in refused.timings
+        plain = await play(
+            task.model_copy(update={"verify": ("ls worked",)}), agent="shell", sandbox=refused.job.sandbox
+        )
+        assert plain.reward == 1, plain.error
+    finally:
+        await provider.images.remove(name)
+
+
 class Templated:
     """A provider whose every box is one of an image."""
 

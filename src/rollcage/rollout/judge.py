@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from rollcage.errors import FileMissing, SandboxError, SandboxLost, ScoringError, VerifierHung
@@ -15,7 +15,7 @@ from rollcage.rollout.guards import guards
 from rollcage.rollout.reward import PARTS, TEXT, decided, with_checks
 from rollcage.rollout.setup import Trees, run_commands, stage_tree
 from rollcage.rollout.verify_env import environment_from
-from rollcage.sandboxes.base import PATH, Judged, Sandbox, Separable, Separation, run
+from rollcage.sandboxes.base import PATH, InProcessSandbox, Judged, Sandbox, Separable, Separation, run
 from rollcage.types import LOGS_DIR, CommandResult, Job, Reward, Stage, Task, resolve_box_path
 
 Log = Callable[[Event], Awaitable[object]]
@@ -25,6 +25,8 @@ REWARD_FILE = f"{LOGS_DIR}/verifier/{TEXT}"
 _MOST_REWARD = 64 << 10
 _SIGNALS = range(129, 193)
 """Exit codes that tell of death by a signal."""
+
+_SHARED = "this sandbox cannot keep code under test apart from its verifier"
 
 ENVIRONMENT = {
     # A repository in the workdir is the agent's: its hooks and its file monitor are programs of the agent's.
@@ -121,13 +123,29 @@ async def divided(
             else:
                 yield judged
                 return
-        what = "this sandbox cannot keep code under test apart from its verifier"
         if relies_on_separation(task):
-            remedy = "use a sandbox that can: `rollcage doctor` tells"
-            why = f" ({cause})" if cause else ""
-            raise SandboxError(f"{what}{why}, and the task relies on that", remedy=remedy) from cause
-        await log(Suspicion(code="not_separated", what=f"{what}, nor seal the tests"))
+            raise _not_apart(str(cause or "")) from cause
+        await log(Suspicion(code="not_separated", what=f"{_SHARED}, nor seal the tests"))
         yield None
+
+
+async def refuse_undivided(jobs: Sequence[Job], box: Sandbox) -> None:
+    """SandboxError where a task relies on what its box is known not to do: now, before an agent has worked for it."""
+    apart = [job for job in jobs if relies_on_separation(job.task) and not job.task.verifier_box]
+    if not apart or isinstance(box, InProcessSandbox):
+        return
+    why = box.indivisible if isinstance(box, Separable) else "it is of a kind that does not try"
+    if not why and any(launches(job.task) and job.sandbox.template for job in apart):
+        found = await run(box, ["sh", "-c", "command -v python3"], env={"PATH": PATH})
+        why = "the image has no python3, which `untrusted` runs with" if found.code else ""
+    if why:
+        raise _not_apart(why)
+
+
+def _not_apart(why: str) -> SandboxError:
+    because = f" ({why})" if why else ""
+    remedy = "use a sandbox that can: `rollcage doctor` tells"
+    return SandboxError(f"{_SHARED}{because}, and the task relies on that", remedy=remedy)
 
 
 def relies_on_separation(task: Task) -> bool:

@@ -32,6 +32,7 @@ from rollcage.errors import (
 from rollcage.events import AgentEnded, BoxOpened, Ended, Event, Scored, StageEnded, StageStarted, TurnEnded
 from rollcage.gateway import Gateway
 from rollcage.gateway.lease import Lease
+from rollcage.rollout.judge import refuse_undivided
 from rollcage.rollout.opening import opened
 from rollcage.rollout.reward import combined
 from rollcage.rollout.setup import Trees, keep_trees, run_commands, stage_files, why_refused, with_uploaded_tests
@@ -167,6 +168,7 @@ async def _in_steps(
     steps, own, trees = steps_of(job), deps.agent.own_paths, deps.trees
     agents_s, ended, stopped, lease = job.task.limits.agent_timeout_s, Ended(outcome=Outcome.FINISHED), "", None
     earned: list[tuple[str, Reward]] = []
+    await refuse_undivided([step.job for step in steps], box)
     for step in steps:
         task = step.job.task
         if step.job is not job:

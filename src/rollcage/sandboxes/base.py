@@ -158,6 +158,10 @@ class Judged(Protocol):
 class Separable(Protocol):
     """A box that keeps code under test apart from its judge: the ground under the launcher `untrusted`."""
 
+    @property
+    def indivisible(self) -> str:
+        """Why it cannot be divided, as far as that is known before it is tried; empty where nothing speaks against."""
+
     def separate(self, separation: Separation) -> AbstractAsyncContextManager[Judged]:
         """Divide the box. In the block, `spawn` starts commands of the judge, and those may launch judged commands by
         `untrusted`; the end of the block kills what is still running as the judged. No command may be running before.

@@ -34,6 +34,7 @@ class BackendBox(Generic[P]):
         self.image_env = dict(image_env or {})
         """What its image gives to every command beside the plain environment."""
         self._running: set[P] = set()
+        self._indivisible = ""
 
     @property
     def id(self) -> str:
@@ -44,6 +45,11 @@ class BackendBox(Generic[P]):
     def notes(self) -> tuple[str, ...]:
         """Asked-for limits that cannot be enforced here, in words."""
         return self._notes
+
+    @property
+    def indivisible(self) -> str:
+        """Why it cannot be divided, as far as that is known before it is tried."""
+        return self._indivisible
 
     def spawn(
         self,

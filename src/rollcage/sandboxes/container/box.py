@@ -87,6 +87,7 @@ class ContainerBox(BackendBox[ContainerProcess]):
             why = "it does not fit; raise disk_mb" if refused.errno == ENOSPC else str(refused)
             raise SandboxError(f"cannot put the agent into the box: {why}") from refused
         self._notes = _notes(self._spec, answer.body["bounds"])
+        self._indivisible = "" if answer.body["divides"] else "the engine gives its containers no SYS_ADMIN"
 
     async def close(self) -> None:
         """Hang up, which ends the container, and remove it. Whatever is asked of it from now on raises SandboxLost."""

@@ -271,6 +271,10 @@ def _has_any(client: docker.APIClient, image: str, paths: Sequence[str]) -> bool
         client.remove_container(made["Id"], force=True)
 
 
+CAPABILITIES = ("CHOWN", "KILL", "SETGID", "SETPCAP", "SETUID", "SYS_ADMIN")
+"""Asked for; SYS_ADMIN for dividing the box. Nothing but a container's first process ever has any of them."""
+
+
 def _create(client: docker.APIClient, container: Container) -> None:
     import docker
 
@@ -280,8 +284,7 @@ def _create(client: docker.APIClient, container: Container) -> None:
         network_mode="none",
         read_only=True,
         cap_drop=["ALL"],
-        # SYS_ADMIN is for dividing the box; nothing but the first process ever has any of these.
-        cap_add=["CHOWN", "KILL", "SETGID", "SETPCAP", "SETUID", "SYS_ADMIN"],
+        cap_add=list(CAPABILITIES),
         security_opt=["no-new-privileges", *limits.pop("security")],
         binds=[f"{source}:{target}:ro" for target, source in container.mounts.items()],
         tmpfs=dict(container.tmpfs),

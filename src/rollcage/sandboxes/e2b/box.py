@@ -80,6 +80,7 @@ class E2BBox(BackendBox[E2BProcess]):
         self._running.add(process)
         try:
             self._note(await process.begin(self._sandbox, request))
+            self._indivisible = "" if process.told.get("apart") else "the machine gives us no root that may mount"
         except BaseException:
             await process.end()
             self._running.discard(process)

@@ -97,9 +97,10 @@ class _Call:
         scratch: bool,
         network: bool,
     ) -> None:
+        if not args or isinstance(args, (str, bytes)):
+            what = "a text" if args else "empty"
+            raise ValueError(f"the command is {what}, and has to be a list of words; ['sh', '-c', text] runs a shell's")
         words = [os.fsencode(word) for word in args]
-        if not words or isinstance(args, (str, bytes)):
-            raise ValueError("a command is a list of words")
         flags = ("s" if scratch else "") + ("" if network else "n")
         limit = "" if timeout is None else repr(float(timeout))
         head = [b"1", limit.encode(), flags.encode(), os.fsencode(cwd or os.getcwd()), b"%d" % len(words)]
@@ -245,9 +246,25 @@ def _write(stream: int, chunk: bytes) -> bool:
     return True
 
 
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds > 0:
+        raise ValueError(text)
+    return seconds
+
+
 def _size(text: str) -> int:
     unit = _UNITS.get(text[-1:].upper(), 0)
-    return int(text[:-1] if unit else text) << unit
+    size = int(text[:-1] if unit else text) << unit
+    if size < 0:
+        raise ValueError(text)
+    return size
+
+
+_VALUES: dict[str, tuple[str, Callable[[str], float], str]] = {
+    "--timeout": ("timeout", _seconds, "seconds, as in 2.5"),
+    "--max-output": ("max_output", _size, "a number of bytes, as in 65536, 64K or 1M"),
+}
 
 
 def _options(words: list[str]) -> dict[str, Any]:
@@ -264,12 +281,17 @@ def _options(words: list[str]) -> dict[str, Any]:
             options["network"] = False
         elif word == "--stdin":
             options["stdin"] = True
-        elif name == "--timeout":
-            options["timeout"] = float(value or words.pop(0))
-        elif name == "--max-output":
-            options["max_output"] = _size(value or words.pop(0))
+        elif name in _VALUES:
+            option, reads, wanted = _VALUES[name]
+            text = value or (words.pop(0) if words else "")
+            try:
+                options[option] = reads(text)
+            except ValueError:
+                raise ValueError(f"{name} is {text!r}, and has to be {wanted}") from None
         else:
-            raise ValueError(word)
+            raise ValueError(f"there is no option {word}; a command that begins with - follows --")
+    if not words:
+        raise ValueError("there is no command")
     return options
 
 
@@ -326,8 +348,8 @@ def main(words: list[str]) -> int:
         options = _options(words)
         hand_over = options.pop("stdin") or not _judge_reads_it()
         call = _Call(words, None, None, **options)
-    except (ValueError, IndexError):
-        os.write(2, f"{USAGE}\n".encode())
+    except ValueError as error:
+        os.write(2, f"untrusted: {error}\n{USAGE}\n".encode("utf-8", "backslashreplace"))
         return NOT_STARTED
     try:
         if not hand_over:

@@ -25,7 +25,8 @@ USER = 1000
 
 _PR_CAPBSET_DROP = 24
 _CAPABILITY_VERSION = 0x20080522
-_KEPT = (1 << 5) | (1 << 6) | (1 << 7) | (1 << 21)  # KILL, SETGID, SETUID, SYS_ADMIN
+_SYS_ADMIN = 1 << 21
+_KEPT = (1 << 5) | (1 << 6) | (1 << 7) | _SYS_ADMIN  # KILL, SETGID, SETUID
 
 
 def main() -> None:
@@ -168,8 +169,15 @@ def _perform(action: str, request: dict[str, Any], fds: list[int]) -> tuple[dict
         from rollcage.sandboxes.container.inside import home  # not before: nothing else needs most of what it needs
 
         home.populate_home(request["layers"], request["home"])
-        return {"bounds": home.bounds()}, ()
+        return {"bounds": home.bounds(), "divides": _may_mount()}, ()
     return {"ok": True}, ()
+
+
+def _may_mount() -> bool:
+    """Whether the engine gave us what it takes to divide the box."""
+    with open("/proc/self/status") as file:
+        permitted = next(int(line.split()[1], 16) for line in file if line.startswith("CapPrm:"))
+    return bool(permitted & _SYS_ADMIN)
 
 
 def _give_up_capabilities() -> None:

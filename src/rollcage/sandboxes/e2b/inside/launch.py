@@ -69,7 +69,7 @@ def main() -> None:
     for fd in (0, out_w, err_w):
         os.close(fd)
     said = b"".join(iter(lambda: os.read(started_r, _CHUNK), b""))
-    answer = {"missing": missing, "refused": said.decode("utf-8", "replace")}
+    answer = {"apart": apart, "missing": missing, "refused": said.decode("utf-8", "replace")}
     os.write(1, json.dumps(answer).encode() + b"\n")
     if not said:
         _pass_on({out_r: 1, err_r: 2})
