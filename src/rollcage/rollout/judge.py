@@ -15,7 +15,7 @@ from rollcage.rollout.guards import guards
 from rollcage.rollout.reward import PARTS, TEXT, decided, with_checks
 from rollcage.rollout.setup import Trees, run_commands, stage_tree
 from rollcage.rollout.verify_env import environment_from
-from rollcage.sandboxes.base import PATH, InProcessSandbox, Judged, Sandbox, Separable, Separation, run
+from rollcage.sandboxes.base import PATH, InProcessSandbox, Judged, Listed, Sandbox, Separable, Separation, run
 from rollcage.types import LOGS_DIR, CommandResult, Job, Reward, Stage, Task, resolve_box_path
 
 Log = Callable[[Event], Awaitable[object]]
@@ -244,6 +244,11 @@ def _places(task: Task, names: Iterable[str]) -> tuple[str, ...]:
 
 async def _left(task: Task, box: Sandbox) -> dict[str, bytes | None]:
     """What lies at reward.txt and reward.json, by name; None for what is no plain file that could be written again."""
+    if isinstance(box, Listed) and not task.test_script:  # a script usually leaves one, and a command has to look
+        with suppress(SandboxError):
+            there = await box.names_in(task.reward_dir)
+            if there is not None and not {TEXT, PARTS}.intersection(there):
+                return {}
     names = ["(", "-name", TEXT, "-o", "-name", PARTS, ")"]
     # By name: what else the code under test has put there, and however it is called, is nobody's business.
     look = ["find", task.reward_dir, "-mindepth", "1", "-maxdepth", "1", *names, "-printf", r"%y %m %f\n"]

@@ -6,10 +6,11 @@ stays as it is, and nothing an agent writes into the workdir (attributes, ignore
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
-from rollcage.errors import UsageError
-from rollcage.sandboxes.base import PATH, Sandbox, run
+from rollcage.errors import SandboxError, UsageError
+from rollcage.sandboxes.base import PATH, Listed, Sandbox, run
 from rollcage.sandboxes.files import SKIPPED
 from rollcage.types import HOME
 
@@ -38,6 +39,13 @@ _EMPTY = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 """The tree with nothing in it, which git knows in every repository."""
 _PATHS = " ".join(f"':(exclude,glob)**/{name}' ':(exclude,glob)**/{name}/**'" for name in SKIPPED)
 
+_MAKE = r"""
+mkdir -p -- "$GIT_DIR/objects" "$GIT_DIR/refs" "$GIT_DIR/info" || exit 5
+echo 'ref: refs/heads/before' >"$GIT_DIR/HEAD"
+printf '%s\n' '[core]' 'bare = false' 'compression = 0' 'hooksPath = /dev/null' 'fsmonitor = false' >"$GIT_DIR/config"
+printf '* !diff !text !eol !filter !ident !working-tree-encoding\n' >"$GIT_DIR/info/attributes"
+""".strip()
+
 # Repositories within are not remembered: git would start itself in there, and run the monitor that the agent gave them.
 # Most workdirs are empty before the agent works: for those, none of the programs is started.
 _REMEMBER = f"""
@@ -50,10 +58,7 @@ if [ ${{#found[@]}} -gt 0 ]; then
   sizes=$(find . -type f -printf '%s\\n' | awk '{{ bytes += $1 }} END {{ print NR, int(bytes / 1048576) }}')
   [ "${{sizes% *}}" -le {MAX_FILES} ] && [ "${{sizes#* }}" -le {MAX_MEGABYTES} ] || exit 4
 fi
-mkdir -p -- "$GIT_DIR/objects" "$GIT_DIR/refs" "$GIT_DIR/info" || exit 5
-echo 'ref: refs/heads/before' >"$GIT_DIR/HEAD"
-printf '%s\\n' '[core]' 'bare = false' 'compression = 0' 'hooksPath = /dev/null' 'fsmonitor = false' >"$GIT_DIR/config"
-printf '* !diff !text !eol !filter !ident !working-tree-encoding\\n' >"$GIT_DIR/info/attributes"
+{_MAKE}
 [ ${{#found[@]}} -gt 0 ] || {{ echo {_EMPTY} >"$GIT_DIR/before"; exit; }}
 export GIT_WORK_TREE="$1"
 git add --all --force --ignore-errors -- . {_PATHS} 2>/dev/null
@@ -74,6 +79,10 @@ exit 0
 _COMPARE = f"""
 [ -s "$GIT_DIR/before" ] && cd -- "$1" || exit 3
 before=$(<"$GIT_DIR/before") || exit 4
+# Of an empty workdir, no more was written than that.
+[ -e "$GIT_DIR/HEAD" ] || {{
+{_MAKE}
+}}
 export GIT_WORK_TREE="$1" GIT_INDEX_FILE="/tmp/.index-$$-$RANDOM$RANDOM"
 trap 'rm -f -- "$GIT_INDEX_FILE"' EXIT
 [ "$before" = {_EMPTY} ] || git read-tree "$before" || exit 5
@@ -101,6 +110,11 @@ class Patch(NamedTuple):
 async def snapshot_workdir(box: Sandbox, workdir: str) -> tuple[str, ...] | None:
     """Remember the workdir as it is, made if there is none, and say what in it is not the agent's to change: tests,
     interpreters, what make would read before the Makefile; None where it is too large for that, or there is no git."""
+    if isinstance(box, Listed):
+        with suppress(SandboxError):  # the command says why
+            if await box.names_in(workdir) == ():
+                await box.write(f"{BEFORE}/before", f"{_EMPTY}\n".encode())
+                return ()
     script = _shell(_REMEMBER, workdir)
     ran = await run(
         box, script, env=_ENVIRONMENT, inherit_image_env=False, cwd="/", timeout_s=TIMEOUT_S, limit=MAX_PATCH_BYTES

@@ -224,6 +224,14 @@ class Traced(Protocol):
 
 
 @runtime_checkable
+class Listed(Protocol):
+    """A box that tells what is in a folder, without a command in it that looks."""
+
+    async def names_in(self, folder: str) -> tuple[str, ...] | None:
+        """The names in a folder, which is made, with those above it, where there is none; None where they are many."""
+
+
+@runtime_checkable
 class Imaged(Protocol):
     """A box whose image may set environment variables."""
 

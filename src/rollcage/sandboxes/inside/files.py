@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from contextlib import suppress
+from itertools import islice
 
 from rollcage.sandboxes.inside import kernel
 from rollcage.sandboxes.inside.atomic import NotAFile, replace_file, split_path
@@ -44,6 +45,15 @@ def write_file(root: str, path: str, data: int, mode: int) -> None:
 
     above, name = split_path(path)
     replace_file(_open_folder(_open_root(root), above), name, mode, copy)
+
+
+def names_in(root: str, path: str, most: int) -> list[str] | None:
+    """What is in a folder, which is made where there is none; None where that is more than so many."""
+    folder = _open_folder(_open_root(root), path)
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in islice(entries, most + 1)]
+    os.close(folder)
+    return names if len(names) <= most else None
 
 
 def is_folder(root: str, path: str) -> bool:

@@ -17,7 +17,7 @@ from rollcage.errors import SandboxError, SandboxLost
 from rollcage.sandboxes import launcher, seccomp
 from rollcage.sandboxes.base import BoxUser, Separation
 from rollcage.sandboxes.box import BackendBox
-from rollcage.sandboxes.box_rpc import BoxReply, RequestRefused, listening, read_file, write_file
+from rollcage.sandboxes.box_rpc import BoxReply, RequestRefused, checked_path, listening, read_file, write_file
 from rollcage.sandboxes.inside.orders import TOOLS
 from rollcage.sandboxes.judged import JudgedSide, Side, null_streams
 from rollcage.sandboxes.local.cgroups import Cgroup
@@ -44,6 +44,7 @@ _OWN_PIDS = 8
 _FILES = 4096
 PENDING_SIGNALS, _QUEUED_BYTES = 1024, 100 << 10
 """Signals that may wait in a box, and bytes of its message queues."""
+_MOST_NAMES = 1000
 _LOOK_S = 0.5
 _LOOK_SHARE = 10
 """Of the time, one part in so many goes into looking, at most."""
@@ -137,6 +138,12 @@ class LocalBox(BackendBox[LocalProcess]):
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Make or replace a file, with the folders above it."""
         await write_file(self._ask_about_files, path, data, mode)
+
+    async def names_in(self, folder: str) -> tuple[str, ...] | None:
+        """The names in a folder, which is made, with those above it, where there is none; None where they are many."""
+        reply = await self._ask_about_files("list", {"path": checked_path(folder), "most": _MOST_NAMES}, ())
+        names = reply.body["names"]
+        return None if names is None else tuple(names)
 
     def listen(self, port: int) -> AbstractAsyncContextManager[socket.socket]:
         """A listening socket that is 127.0.0.1:port in the box and is served by this process; closed with the block."""
