@@ -11,7 +11,7 @@ import pytest
 
 from rollcage.sandboxes.bundle import bundle
 from rollcage.sandboxes.e2b.process import PROGRAM
-from rollcage.sandboxes.inside import atomic, file_io
+from rollcage.sandboxes.inside import atomic, file_io, kernel
 from rollcage.sandboxes.inside.atomic import NotAFile, replace_file, split_path
 
 SOURCE = str(Path(__file__).parents[2] / "src")
@@ -87,3 +87,19 @@ print(processes.end_all(command), processes.descendants())
 def test_everything_that_a_command_started_is_ended_and_its_exit_code_is_known() -> None:
     ended = run(DAEMONS, SOURCE)
     assert (ended.stdout, ended.returncode) == (b"7 []\n", 0), ended
+
+
+def test_a_path_that_leads_up_is_found_while_others_rename(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    storm = "import os, sys\nos.chdir(sys.argv[1])\nos.mkdir('x')\nprint(flush=True)\n"
+    storm += "while True:\n os.rename('x', 'y')\n os.rename('y', 'x')\n"
+    root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    with subprocess.Popen([sys.executable, "-c", storm, str(tmp_path)], stdout=subprocess.PIPE) as renaming:
+        try:
+            assert renaming.stdout and renaming.stdout.readline()
+            for _ in range(20_000):
+                os.close(kernel.open_in(root, "folder/../folder/../file", os.O_RDONLY))
+        finally:
+            renaming.kill()
+            os.close(root)

@@ -17,7 +17,7 @@ from rollcage.sandboxes.base import Provider, Rewindable, Sandbox, run, sh
 from rollcage.sandboxes.layers import Layer
 from rollcage.sandboxes.local.fork_server import ForkServer
 from rollcage.sandboxes.local.provider import LocalProvider
-from rollcage.types import SandboxSpec
+from rollcage.types import HOME, SandboxSpec
 from support.boxes import ROOT, a_box, descriptors, living, python
 
 
@@ -371,3 +371,17 @@ async def test_modes_of_kept_secrets_hold_within_the_box(tmp_path: Path) -> None
         await box.write("/home/user/key", b"k", mode=0o600)
         ran = await python(box, "import os;print(oct(os.stat('key').st_mode))")
         assert ran.stdout.text.strip() == oct(stat.S_IFREG | 0o600)
+
+
+async def test_names_in_a_folder_are_told_without_a_command(tmp_path: Path) -> None:
+    async with a_box(tmp_path) as box:
+        assert await box.names_in(f"{HOME}/new/deep") == ()
+        assert (await sh(box, "cd ~/new/deep && touch b $'\\xff' && ln -s /etc out && ln -s ~/new ~/to")).code == 0
+        assert set(await box.names_in(f"{HOME}/to/deep") or ()) == {"b", "\udcff", "out"}
+        await box.write(f"{HOME}/file", b"")
+        with pytest.raises(SandboxError):
+            await box.names_in(f"{HOME}/file")
+        with pytest.raises(SandboxError):
+            await box.names_in("/made")
+        await sh(box, "mkdir ~/many && cd ~/many && seq 1001 | xargs touch")
+        assert await box.names_in(f"{HOME}/many") is None
