@@ -40,7 +40,8 @@ from rollcage.agents.opencode.transcript import messages_of, session_of
 from rollcage.errors import SandboxError
 from rollcage.events import AgentEmitted, AgentEnded, Event, TurnEnded
 from rollcage.results.fold import Rollout
-from rollcage.rollout.run import Failure, RolloutDeps, set_up, work
+from rollcage.rollout.ending import Failure
+from rollcage.rollout.run import RolloutDeps, set_up, work
 from rollcage.sandboxes.base import Provider
 from rollcage.trajectory import Sequence, sequences
 from rollcage.types import HOME, Job, JsonObject, Limits, Sampling, Task, Turn

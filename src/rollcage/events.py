@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -287,6 +288,9 @@ Event = Annotated[
 
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 """Reads an event back from its JSON shape."""
+
+Log = Callable[[Event], Awaitable[object]]
+"""Appends to the log of one rollout; durable when it returns."""
 
 
 class Entry(Value):

@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 from rollcage.gateway.pause import CUT
-from rollcage.rollout.run import Failure, stopwatch, verdict_of
+from rollcage.rollout.ending import Failure, verdict_of
+from rollcage.rollout.run import stopwatch
 from rollcage.types import Outcome
 from support.hand_made import Asked, chat, half_a_stream, hand_made, hang, rig, says, until
 

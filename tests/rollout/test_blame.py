@@ -7,7 +7,7 @@ import pytest
 from rollcage.errors import AgentError, ScoringError
 from rollcage.events import EVENT, Ended
 from rollcage.results.result import result_of
-from rollcage.rollout.run import ended_by
+from rollcage.rollout.ending import ended_by
 from rollcage.types import NO_MODEL, Blame, Outcome, SandboxSpec, Task
 from support.paths import ROOT
 from support.playing import Play

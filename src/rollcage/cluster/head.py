@@ -32,7 +32,7 @@ from rollcage.cluster.view import write_view
 from rollcage.errors import StoreError
 from rollcage.events import Ended, Requeued
 from rollcage.gateway.live import Delta
-from rollcage.rollout.run import ended_by
+from rollcage.rollout.ending import ended_by
 from rollcage.runner import Registry
 from rollcage.runner.executor import Execution, InThisProcess
 from rollcage.runner.queue import FairQueue

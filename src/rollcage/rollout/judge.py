@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from rollcage.errors import FileMissing, SandboxError, SandboxLost, ScoringError, VerifierHung
-from rollcage.events import Event, Suspicion
+from rollcage.events import Event, Log, Suspicion
 from rollcage.rollout.checks import Sides, run_checks
 from rollcage.rollout.guards import guards
 from rollcage.rollout.reward import PARTS, TEXT, decided, with_checks
@@ -17,8 +17,6 @@ from rollcage.rollout.setup import Trees, run_commands, stage_tree
 from rollcage.rollout.verify_env import environment_from
 from rollcage.sandboxes.base import PATH, InProcessSandbox, Judged, Listed, Sandbox, Separable, Separation, run
 from rollcage.types import LOGS_DIR, CommandResult, Job, Reward, Stage, Task, resolve_box_path
-
-Log = Callable[[Event], Awaitable[object]]
 
 REWARD_FILE = f"{LOGS_DIR}/verifier/{TEXT}"
 """Of tasks whose paths are below home."""

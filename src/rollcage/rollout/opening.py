@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 import anyio
 
-from rollcage.events import Event, Progress
+from rollcage.events import Log, Progress
 from rollcage.sandboxes.base import Sandbox
 from rollcage.sandboxes.progress import listening
 from rollcage.types import Stage
-
-Log = Callable[[Event], Awaitable[object]]
 
 
 @asynccontextmanager

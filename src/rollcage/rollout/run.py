@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import anyio
 
@@ -14,24 +15,11 @@ from rollcage.agents.base import Agent, AgentContext, AgentExit, AsksNoModel, Ta
 from rollcage.agents.purposes import classifier_of
 from rollcage.environments.base import Environment, Environments, offered, ready
 from rollcage.environments.in_box import tools_for
-from rollcage.errors import (
-    AgentError,
-    EnvironmentFailed,
-    EnvironmentLost,
-    ModelUnreachable,
-    ResetFailed,
-    RollcageError,
-    SandboxError,
-    SandboxLost,
-    ScoringError,
-    SetupError,
-    StoreError,
-    UsageError,
-    VerifierHung,
-)
-from rollcage.events import AgentEnded, BoxOpened, Ended, Event, Scored, StageEnded, StageStarted, TurnEnded
+from rollcage.errors import UsageError, VerifierHung
+from rollcage.events import AgentEnded, BoxOpened, Ended, Log, Scored, StageEnded, StageStarted, TurnEnded
 from rollcage.gateway import Gateway
 from rollcage.gateway.lease import Lease
+from rollcage.rollout.ending import Failure, ended_by, mute, verdict_of
 from rollcage.rollout.judge import refuse_undivided
 from rollcage.rollout.opening import opened
 from rollcage.rollout.reward import combined
@@ -44,19 +32,11 @@ from rollcage.rollout.work import WorkKeeper
 from rollcage.sandboxes.base import BoxUser, InProcessSandbox, Provider, Sandbox
 from rollcage.types import NO_MODEL, Blame, Job, Limits, Outcome, Reward, Stage, Task, Turn
 
+Place = tuple[Sandbox, Environment | None]
+"""Where an agent works: its box, and the remote environment whose tools it has."""
+
 GATEWAY_PORT = 7000
 """Where the agent finds its model, in every box."""
-
-Log = Callable[[Event], Awaitable[object]]
-"""Appends to the rollout's log; durable when it returns."""
-
-
-class Failure(Exception):
-    """The rollout ends here, with this outcome."""
-
-    def __init__(self, outcome: Outcome, code: str, message: str, *, blame: Blame | None = None) -> None:
-        super().__init__(message)
-        self.ended = Ended(outcome=outcome, error=f"{outcome.value}: {message}", error_code=code, blame=blame)
 
 
 @dataclass(frozen=True)
@@ -99,7 +79,9 @@ class Stages:
         self._log, self._stage, self._entered = log, Stage.QUEUED, 0.0
 
     async def enter(self, stage: Stage) -> None:
-        """The next stage begins."""
+        """The next stage begins, unless it is the one that goes on."""
+        if stage is self._stage:
+            return
         await self.leave()
         self._stage, self._entered = stage, time.monotonic()
         await self._log(StageStarted(stage=stage))
@@ -112,6 +94,31 @@ class Stages:
             await self._log(ended)
 
 
+@dataclass(frozen=True)
+class Course:
+    """One rollout under way: what its stages share."""
+
+    job: Job
+    deps: RolloutDeps
+    log: Log
+    name: str
+    stages: Stages
+    clock: Clock
+    before_agent: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    """Ends a rollout whose agent has not begun in time; without a deadline from then on."""
+
+
+class StepDone(NamedTuple):
+    """One step, worked on and judged."""
+
+    ended: Ended
+    """How the agent's work ended."""
+    reward: Reward | None
+    lease: Lease
+    """What the gateway lent it; the next step's counts on from there."""
+    worked_s: float
+
+
 async def run(job: Job, deps: RolloutDeps, log: Log, *, name: str = "") -> None:
     """Run one rollout to its end; the last thing it does is to log `Ended`. Only a broken log raises.
 
@@ -119,7 +126,7 @@ async def run(job: Job, deps: RolloutDeps, log: Log, *, name: str = "") -> None:
     """
     stages = Stages(log)
     try:
-        ended = await _rollout(job, deps, log, stages, name)
+        ended = await _rollout(Course(job, deps, log, name, stages, Clock(job.task.limits)))
     except Failure as failure:
         ended = failure.ended
     except anyio.get_cancelled_exc_class():
@@ -134,9 +141,10 @@ async def run(job: Job, deps: RolloutDeps, log: Log, *, name: str = "") -> None:
         await log(ended)
 
 
-async def _rollout(job: Job, deps: RolloutDeps, log: Log, stages: Stages, name: str) -> Ended:
-    clock = Clock(job.task.limits)
-    with anyio.CancelScope(deadline=anyio.current_time() + clock.until_reserve()) as before_agent:
+async def _rollout(course: Course) -> Ended:
+    job, deps, log, stages = course.job, course.deps, course.log, course.stages
+    course.before_agent.deadline = anyio.current_time() + course.clock.until_reserve()
+    with course.before_agent:
         await stages.enter(Stage.PROVISION)
         await keep_trees(job.task, deps.trees)
         if job.model.kind != NO_MODEL.kind:
@@ -148,76 +156,76 @@ async def _rollout(job: Job, deps: RolloutDeps, log: Log, stages: Stages, name: 
             await log(BoxOpened(sandbox_id=box.id, backend=deps.provider.name, notes=box.notes))
             await stages.enter(Stage.SETUP)
             await set_up(job, box, log, deps.trees, remembered=True)
-            return await _in_steps(job, deps, (box, environment), log, stages, (clock, before_agent), name)
-    message = f"the agent had not started when {clock.limits.deadline_s:g} s less the scoring reserve were up"
+            return await _in_steps(course, (box, environment))
+    message = f"the agent had not started when {job.task.limits.deadline_s:g} s less the scoring reserve were up"
     raise Failure(Outcome.TIMED_OUT, "timed_out", f"{message}; raise timeout_s")
 
 
-async def _in_steps(
-    job: Job,
-    deps: RolloutDeps,
-    place: tuple[Sandbox, Environment | None],
-    log: Log,
-    stages: Stages,
-    time_left: tuple[Clock, anyio.CancelScope],
-    name: str,
-) -> Ended:
+async def _in_steps(course: Course, place: Place) -> Ended:
     """What follows once the box is set up: the agent works and is judged, once or step by step."""
-    box, environment = place
-    clock, before_agent = time_left
-    steps, own, trees = steps_of(job), deps.agent.own_paths, deps.trees
-    agents_s, ended, stopped, lease = job.task.limits.agent_timeout_s, Ended(outcome=Outcome.FINISHED), "", None
-    earned: list[tuple[str, Reward]] = []
+    (box, environment), task, clock = place, course.job.task, course.clock
+    steps, left_s = steps_of(course.job), task.limits.agent_timeout_s
+    ended, done, stopped, earned = Ended(outcome=Outcome.FINISHED), None, "", list[tuple[str, Reward]]()
     await refuse_undivided([step.job for step in steps], box)
     for step in steps:
-        task = step.job.task
-        if step.job is not job:
+        last = step is steps[-1]
+        if step is not steps[0]:
             # Not SETUP again: a rollout in that stage has sampled nothing, and may be begun anew after a crash.
-            if step is not steps[0]:
-                await stages.enter(Stage.AGENT)
-            await set_up(step.job, box, log, trees)
-            if isinstance(deps.agent, TaskBound):
-                deps = replace(deps, agent=deps.agent.bound_to(task))
-        # Now: later, the agent may have changed who is who.
-        agents_user, judge = await users(task, box)
-        async with snapshot_for_verify(step.job, box, own) as snapshot:
-            before_agent.deadline = math.inf
-            if step is steps[0]:
-                await stages.enter(Stage.AGENT)
-            began, started = time.time(), time.monotonic()
-            seconds = min(task.limits.agent_timeout_s, agents_s, clock.until_reserve())
-            latest = anyio.current_time() + clock.until_reserve()
-            with acting_as(box, agents_user, own_home=False):
-                verdict, lease = await work(
-                    step.job, deps, place, log, seconds=seconds, latest=latest, name=name, after=lease
-                )
-            agents_s -= time.monotonic() - started
-            await stages.enter(Stage.VERIFY)
-            seconds = min(task.limits.verify_timeout_s, clock.until_end())
-            async with unseen_files(step.job, box, own, log, since=began) as watched:
-                with acting_as(box, judge):
-                    found = await verify(
-                        with_uploaded_tests(step.job),
-                        box,
-                        deps.provider,
-                        watched,
-                        seconds=seconds,
-                        own=own,
-                        snapshot=snapshot,
-                        keeper=deps.work,
-                        trees=trees,
-                        goes_on=step is not steps[-1],
-                    )
-        if found:
-            earned.append((step.name, found))
-        ended = verdict if ended.outcome is Outcome.FINISHED else ended
-        stopped = falls_short(found, step.min_reward) if step is not steps[-1] else ""
-        if stopped or verdict.outcome is Outcome.LIMIT_REACHED:
+            await course.stages.enter(Stage.AGENT)
+        if step.job is not course.job:
+            await set_up(step.job, box, course.log, course.deps.trees)
+        done = await _step(course, step.job, place, most_s=left_s, before=done, goes_on=not last)
+        left_s -= done.worked_s
+        if done.reward:
+            earned.append((step.name, done.reward))
+        ended = done.ended if ended.outcome is Outcome.FINISHED else ended
+        stopped = "" if last else falls_short(done.reward, step.min_reward)
+        if stopped or done.ended.outcome is Outcome.LIMIT_REACHED:
             break
-    own_reward = earned_by_steps(earned, job.task.step_reward, stopped) if job.task.steps else found
-    if reward := combined(await judged(job, environment, clock.until_end()), own_reward):
-        await log(Scored(reward=reward))
+    own_reward = earned_by_steps(earned, task.step_reward, stopped) if task.steps else done and done.reward
+    if reward := combined(await judged(course.job, environment, clock.until_end()), own_reward):
+        await course.log(Scored(reward=reward))
     return ended
+
+
+async def _step(
+    course: Course, job: Job, place: Place, *, most_s: float, before: StepDone | None, goes_on: bool
+) -> StepDone:
+    """AGENT and VERIFY of one step. `most_s`: how long the agent may work, beside its task's own limits."""
+    deps, log, clock, task, box = course.deps, course.log, course.clock, job.task, place[0]
+    own = deps.agent.own_paths
+    if task is not course.job.task and isinstance(deps.agent, TaskBound):
+        deps = replace(deps, agent=deps.agent.bound_to(task))
+    # Now: later, the agent may have changed who is who.
+    agents_user, judge = await users(task, box)
+    async with snapshot_for_verify(job, box, own) as snapshot:
+        course.before_agent.deadline = math.inf
+        await course.stages.enter(Stage.AGENT)
+        began, started = time.time(), time.monotonic()
+        seconds = min(task.limits.agent_timeout_s, most_s, clock.until_reserve())
+        latest = anyio.current_time() + clock.until_reserve()
+        with acting_as(box, agents_user, own_home=False):
+            after = before and before.lease
+            ended, lease = await work(
+                job, deps, place, log, seconds=seconds, latest=latest, name=course.name, after=after
+            )
+        worked_s = time.monotonic() - started
+        await course.stages.enter(Stage.VERIFY)
+        async with unseen_files(job, box, own, log, since=began) as watched:
+            with acting_as(box, judge):
+                reward = await verify(
+                    with_uploaded_tests(job),
+                    box,
+                    deps.provider,
+                    watched,
+                    seconds=min(task.limits.verify_timeout_s, clock.until_end()),
+                    own=own,
+                    snapshot=snapshot,
+                    keeper=deps.work,
+                    trees=deps.trees,
+                    goes_on=goes_on,
+                )
+    return StepDone(ended, reward, lease, worked_s)
 
 
 async def users(task: Task, box: Sandbox) -> tuple[BoxUser | None, BoxUser | None]:
@@ -273,7 +281,7 @@ async def set_up(job: Job, box: Sandbox, log: Log, trees: Trees | None = None, *
 async def work(
     job: Job,
     deps: RolloutDeps,
-    place: tuple[Sandbox, Environment | None],
+    place: Place,
     log: Log,
     *,
     seconds: float,
@@ -323,7 +331,7 @@ async def work(
     silent = lease.turns > 0 and not lease.heard
     unasked = lease.turns == 0 and not lease.limit_reached and not isinstance(deps.agent, AsksNoModel)
     if unasked and ending is not None and ending.code == 0:
-        raise Failure(Outcome.AGENT_FAILED, "no_model_call", _mute(ending, tail), blame=Blame.INFRASTRUCTURE)
+        raise Failure(Outcome.AGENT_FAILED, "no_model_call", mute(ending, tail), blame=Blame.INFRASTRUCTURE)
     return verdict_of(ending, lease.last_failure, limit=lease.limit_reached, silent=silent), lease
 
 
@@ -339,81 +347,3 @@ def stopwatch(scope: anyio.CancelScope, latest: float) -> Callable[[bool], None]
             scope.deadline = min(latest, anyio.current_time() + left)
 
     return tell
-
-
-def _mute(ending: AgentExit, tail: str) -> str:
-    """Why an agent that ended well without its model has not ended well: its reward would be that of no work."""
-    words = ending.last_words or "".join(tail.strip().splitlines()[-1:])
-    said = f"its last words: {words[-500:]}" if words else "it said nothing"
-    return f"the agent ended with exit code 0 and never called its model; {said}"
-
-
-def verdict_of(ending: AgentExit | None, last: Turn | None, *, limit: str, silent: bool) -> Ended:
-    """How the AGENT stage ended; raises where its work must not be scored.
-
-    `ending`: None is an agent whose time ran out. `last`: the model's last failure, if no good answer came after it;
-    calls that the agent itself broke off are none. `silent`: the model was asked and never said a word; one that
-    speaks and is slow has used up the agent's time, and what there is is scored.
-    """
-    if ending is None and last is None and silent:
-        raise Failure(Outcome.MODEL_UNREACHABLE, "model_unreachable", "the model was asked and never answered in time")
-    if last is not None and _model_broke(last) and (ending is None or ending.code != 0):
-        status = f"HTTP {last.status}" if last.status else "none"
-        message = f"the model's last answer was {status}. {last.error or ''}".strip()
-        raise Failure(Outcome.MODEL_UNREACHABLE, "model_unreachable", message)
-    if ending is None:
-        outcome, message = Outcome.AGENT_TIMEOUT, "the agent's time ran out"
-    elif limit:
-        outcome, message = Outcome.LIMIT_REACHED, limit
-    elif ending.code != 0:
-        outcome, message = Outcome.AGENT_FAILED, f"exit code {ending.code}. {ending.error or ''}".strip()
-    else:
-        return Ended(outcome=Outcome.FINISHED)
-    return Ended(outcome=outcome, error=f"{outcome.value}: {message}", error_code=outcome.value)
-
-
-def _whole(turn: Turn) -> bool:
-    return turn.status == 200 and turn.error is None
-
-
-def _model_broke(turn: Turn) -> bool:
-    """Whether it was the model's side that failed, and not what the agent asked for."""
-    return not _whole(turn) and (turn.status in (0, 200, 401, 403, 404, 408, 429) or turn.status >= 500)
-
-
-_OUTCOMES: tuple[tuple[type[Exception], Outcome, str], ...] = (
-    (SandboxLost, Outcome.SANDBOX_LOST, "sandbox_lost"),
-    (SetupError, Outcome.SANDBOX_FAILED, "machine_not_ready"),
-    (SandboxError, Outcome.SANDBOX_FAILED, "sandbox_failed"),
-    (ModelUnreachable, Outcome.MODEL_UNREACHABLE, "model_unreachable"),
-    (EnvironmentLost, Outcome.ENVIRONMENT_FAILED, "environment_lost"),
-    (ResetFailed, Outcome.ENVIRONMENT_FAILED, "reset_failed"),
-    (EnvironmentFailed, Outcome.ENVIRONMENT_FAILED, "environment_failed"),
-    (AgentError, Outcome.AGENT_FAILED, "agent_not_started"),
-    (VerifierHung, Outcome.VERIFY_FAILED, "verify_timeout"),
-    (ScoringError, Outcome.VERIFY_FAILED, "bad_reward"),
-    (StoreError, Outcome.INTERNAL_ERROR, "log_failed"),
-    (RollcageError, Outcome.INTERNAL_ERROR, "internal_error"),
-)
-
-
-def _causes(error: Exception) -> Iterator[Exception]:
-    """What went wrong, out of the groups that concurrent tasks wrap it in."""
-    if isinstance(error, ExceptionGroup):
-        for inner in error.exceptions:
-            yield from _causes(inner)
-    else:
-        yield error
-
-
-def ended_by(error: Exception) -> Ended:
-    """How a rollout ends that this error came out of."""
-    causes = list(_causes(error))
-    for kind, outcome, code in _OUTCOMES:
-        for cause in causes:
-            if isinstance(cause, kind):
-                blame = Blame(cause.blame) if isinstance(cause, RollcageError) and cause.blame else None
-                return Ended(outcome=outcome, error=f"{outcome.value}: {cause}", error_code=code, blame=blame)
-    error = causes[0]
-    message = f"{Outcome.INTERNAL_ERROR.value}: {type(error).__name__}: {error}"
-    return Ended(outcome=Outcome.INTERNAL_ERROR, error=message, error_code="internal_error")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from rollcage.errors import SandboxError
-from rollcage.events import BoxOpened, Event, Suspicion
+from rollcage.events import BoxOpened, Log, Suspicion
 from rollcage.rollout.setup import run_commands
 from rollcage.rollout.users import acting_as, user_of
 from rollcage.sandboxes.base import PATH, Provider, Sandbox, run
 from rollcage.sandboxes.files import NotCopied, copy_path
 from rollcage.types import Job, Stage, Task, VerifierBox
-
-Log = Callable[[Event], Awaitable[object]]
 
 COPY_S = 120.0
 """How long copying one artifact may take; all of them together may take a third of the time there is."""

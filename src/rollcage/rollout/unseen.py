@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
 
 from rollcage.errors import SandboxError
-from rollcage.events import CommandEnded, Event, Suspicion
+from rollcage.events import CommandEnded, Event, Log, Suspicion
 from rollcage.sandboxes.base import PATH, InProcessSandbox, Sandbox, Traced, run
 from rollcage.types import HOME, Job, Stage
-
-Log = Callable[[Event], Awaitable[object]]
 
 MOST = 20
 """So many paths are named."""

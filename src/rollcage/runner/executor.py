@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from rollcage.events import Log
 from rollcage.gateway import Gateway
 from rollcage.gateway.live import Delta
-from rollcage.rollout.run import Log, RolloutDeps, run
+from rollcage.rollout.run import RolloutDeps, run
 from rollcage.runner.queue import FairQueue
 from rollcage.schema.nodes import NodeView
 from rollcage.types import Job
