@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import groupby
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rollcage.api.background import BackgroundRunner, RunningRollout, Wanted
@@ -160,7 +159,7 @@ class RolloutFunc:
     def __enter__(self) -> RolloutFunc:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -22,7 +21,8 @@ from rollcage.schema.groups import GroupRequest
 from rollcage.schema.option import Option, option_name
 from rollcage.schema.request import RolloutRequest
 from rollcage.server import api
-from rollcage.server.mcp_tools import EVERY_TOOL, TOOLS, RunArguments
+from rollcage.server.mcp_call import RolloutTool
+from rollcage.server.mcp_tools import EVERY_TOOL, TOOLS, RunArguments, run_rollout
 from support.paths import SCRIPTS
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ def test_a_new_argument_shows_at_every_door(monkeypatch: pytest.MonkeyPatch) -> 
     start.__annotations__["body"] = Longer
     app.post("/rollouts")(start)
     assert "nobody thought of" in openapi(app, "Longer")["brand_new_s"]["description"]
-    tool = replace(TOOLS["run_rollout"], arguments=Longer)
+    monkeypatch.setitem(run_rollout.__annotations__, "wanted", Longer)
+    tool = RolloutTool(run_rollout)
     assert "nobody thought of" in tool.input_schema["properties"]["brand_new_s"]["description"]
     monkeypatch.setattr(typed, "RolloutRequest", Longer)
     [option] = [each for each in typed.run_options() if each.name == "brand_new_s"]

@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
@@ -83,9 +82,7 @@ class ServerConnection:
         """Ready at once: the first request connects."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         """Close every connection. Rollouts go on."""
         await self._http.aclose()
 

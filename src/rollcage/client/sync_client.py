@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import ExitStack
 from functools import partial, wraps
-from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from anyio.from_thread import start_blocking_portal
@@ -57,9 +56,7 @@ class SyncClient:
         """Ready at once."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Close every connection. Rollouts go on."""
         self.close()
 

@@ -9,7 +9,6 @@ import socket
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
@@ -96,9 +95,7 @@ class LocalModel:
             raise _port_taken(self._port) from error
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         self._running = None
         await self._stack.aclose()
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import anyio
@@ -55,9 +54,7 @@ class Slot:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         """Give it back."""
         self.leave()
 

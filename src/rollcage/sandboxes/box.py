@@ -30,26 +30,15 @@ class BackendBox(Generic[P]):
     """One box of a backend, whose commands are `P`. A backend says how one begins."""
 
     def __init__(self, name: str, notes: tuple[str, ...] = (), image_env: Mapping[str, str] | None = None) -> None:
-        self._id, self._notes = name, notes
+        self.id = name
+        """Unique on this machine; an engine or a cloud knows the box by it."""
+        self.notes = notes
+        """Asked-for limits that cannot be enforced here, in words."""
         self.image_env = dict(image_env or {})
         """What its image gives to every command beside the plain environment."""
         self._running: set[P] = set()
-        self._indivisible = ""
-
-    @property
-    def id(self) -> str:
-        """A name that is unique on this machine; an engine or a cloud knows the box by it."""
-        return self._id
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Asked-for limits that cannot be enforced here, in words."""
-        return self._notes
-
-    @property
-    def indivisible(self) -> str:
+        self.indivisible = ""
         """Why it cannot be divided, as far as that is known before it is tried."""
-        return self._indivisible
 
     def spawn(
         self,

@@ -85,22 +85,7 @@ class Piped(ABC):
 
     def __init__(self, stdin: int, stdout: int, stderr: int) -> None:
         """Takes over our ends of the pipes."""
-        self._stdin, self._stdout, self._stderr = PipeWriter(stdin), PipeReader(stdout), PipeReader(stderr)
-
-    @property
-    def stdin(self) -> PipeWriter:
-        """Its standard input; `aclose()` is end of file."""
-        return self._stdin
-
-    @property
-    def stdout(self) -> PipeReader:
-        """Its standard output."""
-        return self._stdout
-
-    @property
-    def stderr(self) -> PipeReader:
-        """Its standard error."""
-        return self._stderr
+        self.stdin, self.stdout, self.stderr = PipeWriter(stdin), PipeReader(stdout), PipeReader(stderr)
 
     @abstractmethod
     async def wait(self) -> int:
@@ -112,7 +97,7 @@ class Piped(ABC):
 
     def let_go(self) -> None:
         """Close everything that is held of it here."""
-        for stream in (self._stdin, self._stdout, self._stderr):
+        for stream in (self.stdin, self.stdout, self.stderr):
             stream.close()
 
     async def end(self) -> None:

@@ -26,7 +26,8 @@ from rollcage.mcp.jsonrpc import (
 from rollcage.mcp.server import Receive, RpcReply, Scope, Send, ToolServer, headers_of
 from rollcage.schema.writing import json_of
 from rollcage.server.auth import caller_of
-from rollcage.server.mcp_tools import EVERY_TOOL, CallProgress, RolloutTool, ToolFailure, call, find
+from rollcage.server.mcp_call import CallProgress, RolloutTool, ToolFailure, call
+from rollcage.server.mcp_tools import EVERY_TOOL, find
 from rollcage.server.service import Service
 from rollcage.types import JsonObject, Value
 

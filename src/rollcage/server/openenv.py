@@ -38,7 +38,8 @@ from rollcage.schema.request import RolloutRequest
 from rollcage.schema.views import RolloutState
 from rollcage.schema.writing import json_of
 from rollcage.server.auth import current_caller
-from rollcage.server.mcp_tools import TOOLS, CallProgress, RolloutTool, ToolFailure, call, find
+from rollcage.server.mcp_call import CallProgress, RolloutTool, ToolFailure, call
+from rollcage.server.mcp_tools import TOOLS, find
 from rollcage.server.openenv_sessions import ClientConnection, Episode, Episodes, Presence, Sessions, connection
 from rollcage.server.service import Service
 from rollcage.types import JsonObject, Value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
-from types import TracebackType
 from typing import Any, Self
 
 import uvicorn
@@ -39,9 +38,7 @@ class Loopback:
         self._port = listener.getsockname()[1]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         """Stop listening, drop every connection, wait for what still runs."""
         server, self._server = self._server, None
         if server is not None:

@@ -7,7 +7,6 @@ import uuid
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
@@ -211,8 +210,6 @@ class FleetEnvClient:
         """Itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Release the instance."""
         self.close()

@@ -86,8 +86,8 @@ class ContainerBox(BackendBox[ContainerProcess]):
         except RequestRefused as refused:
             why = "it does not fit; raise disk_mb" if refused.errno == ENOSPC else str(refused)
             raise SandboxError(f"cannot put the agent into the box: {why}") from refused
-        self._notes = _notes(self._spec, answer.body["bounds"])
-        self._indivisible = "" if answer.body["divides"] else "the engine gives its containers no SYS_ADMIN"
+        self.notes = _notes(self._spec, answer.body["bounds"])
+        self.indivisible = "" if answer.body["divides"] else "the engine gives its containers no SYS_ADMIN"
 
     async def close(self) -> None:
         """Hang up, which ends the container, and remove it. Whatever is asked of it from now on raises SandboxLost."""
@@ -100,7 +100,7 @@ class ContainerBox(BackendBox[ContainerProcess]):
                 await process.wait()
         for listener in self._listeners:
             listener.close()
-        await self._engine.remove(self._id)
+        await self._engine.remove(self.id)
 
     async def _begin(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, side: Side) -> ContainerProcess:
         channel = self._judged if side.judged and self._judged is not None else self._channel

@@ -60,6 +60,8 @@ class _Started(NamedTuple):
 class ContainerProvider:
     """Opens boxes as containers. It speaks to the engine when the first box is asked for, not before."""
 
+    name = "container"
+
     def __init__(
         self, state_dir: Path, addresses: Sequence[str], *, make_base: Callable[[], Awaitable[None]] | None = None
     ) -> None:
@@ -72,11 +74,6 @@ class ContainerProvider:
         self._owner: _Owner | None = None
         self._started: _Started | None = None
         self._starting = anyio.Lock()
-
-    @property
-    def name(self) -> str:
-        """`container`."""
-        return "container"
 
     def check(self, spec: SandboxSpec) -> None:
         """Any image may do; whether it is there is seen when the box is opened."""

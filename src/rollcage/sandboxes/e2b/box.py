@@ -36,35 +36,29 @@ class E2BBox(BackendBox[E2BProcess]):
 
     def __init__(self, cloud: Cloud, sandbox: AsyncSandbox, spec: SandboxSpec, *, ttl_s: int = TTL_S) -> None:
         super().__init__(sandbox.sandbox_id)
-        self._cloud, self._sandbox, self._spec, self._ttl_s = cloud, sandbox, spec, ttl_s
+        self.cloud = cloud
+        """The account it belongs to."""
+        self.sandbox = sandbox
+        """The SDK's own view of it."""
+        self._spec, self._ttl_s = spec, ttl_s
         self._lost = ""
         self._door: E2BProcess | None = None
         """What divides the box, where it is divided."""
         self._live: list[str] = []
         """Where the judge's commands leave something to each other, in a divided box."""
-        self._notes = (
+        self.notes = (
             "memory: all processes together are held to what the template gives, not to memory_mb",
             "disk: it is as large as the template's, not disk_mb",
             "tmp: /tmp and /dev/shm are as large as the template's, not tmp_mb",
         )
         if spec.cpus is not None:
-            self._notes += (f"cpus: {spec.cpus:g} is not enforced; a template has its own number",)
+            self.notes += (f"cpus: {spec.cpus:g} is not enforced; a template has its own number",)
         self._renewing = asyncio.create_task(self._renew())
 
     @property
     def lost(self) -> str:
         """Why nothing more can be done in it; empty while it is there."""
         return self._lost
-
-    @property
-    def cloud(self) -> Cloud:
-        """The account it belongs to."""
-        return self._cloud
-
-    @property
-    def sandbox(self) -> AsyncSandbox:
-        """The SDK's own view of it."""
-        return self._sandbox
 
     async def _begin(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, side: Side) -> E2BProcess:
         self._check_open()
@@ -79,8 +73,8 @@ class E2BBox(BackendBox[E2BProcess]):
         process = E2BProcess(DIVIDED if self._door else PROGRAM)
         self._running.add(process)
         try:
-            self._note(await process.begin(self._sandbox, request))
-            self._indivisible = "" if process.told.get("apart") else "the machine gives us no root that may mount"
+            self._note(await process.begin(self.sandbox, request))
+            self.indivisible = "" if process.told.get("apart") else "the machine gives us no root that may mount"
         except BaseException:
             await process.end()
             self._running.discard(process)
@@ -98,7 +92,7 @@ class E2BBox(BackendBox[E2BProcess]):
         door = E2BProcess(DOOR)
         try:
             with anyio.CancelScope(shield=True):
-                await door.begin(self._sandbox, {**request, "limits": _limits(self._spec, judged=True), **_WHO})
+                await door.begin(self.sandbox, {**request, "limits": _limits(self._spec, judged=True), **_WHO})
         except SandboxLost:
             raise
         except SandboxError as error:
@@ -140,7 +134,7 @@ class E2BBox(BackendBox[E2BProcess]):
         await asyncio.gather(self._renewing, return_exceptions=True)
         # If the cloud does not answer, the box ends by itself when its time is up.
         with suppress(SandboxError):
-            await self._cloud.kill(self.id)
+            await self.cloud.kill(self.id)
 
     async def _renew(self) -> None:
         ends = time.monotonic() + self._ttl_s
@@ -148,7 +142,7 @@ class E2BBox(BackendBox[E2BProcess]):
             await asyncio.sleep(min(self._ttl_s / 5, max(1.0, (ends - time.monotonic()) / 3)))
             try:
                 asked = time.monotonic()
-                await self._cloud.renew(self.id, self._ttl_s)
+                await self.cloud.renew(self.id, self._ttl_s)
                 ends = asked + self._ttl_s
             except SandboxError as error:
                 # What cannot be reached may come back, until its time is up; what is not there does not.
@@ -184,7 +178,7 @@ class E2BBox(BackendBox[E2BProcess]):
             process.lose(self._lost)
 
     def _note(self, missing: Sequence[str]) -> None:
-        self._notes += tuple(note for note in missing if note not in self._notes)
+        self.notes += tuple(note for note in missing if note not in self.notes)
 
 
 async def _count(door: E2BProcess, judged: JudgedSide) -> None:

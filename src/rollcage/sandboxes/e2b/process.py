@@ -128,28 +128,13 @@ class E2BProcess:
         self._program = program
         self.told: dict[str, Any] = {}
         """What the program said of itself when it had begun."""
-        self._stdin, self._stdout, self._stderr = InputStream(self), OutputStream(), OutputStream()
+        self.stdin, self.stdout, self.stderr = InputStream(self), OutputStream(), OutputStream()
         self._head = b""
         self._begun: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._ended = asyncio.Event()
         self._code, self._loss = _KILLED, ""
         self._watching: asyncio.Task[None] | None = None
         self._handle: AsyncCommandHandle[None] | None = None
-
-    @property
-    def stdin(self) -> InputStream:
-        """Its standard input; `aclose()` is end of file."""
-        return self._stdin
-
-    @property
-    def stdout(self) -> OutputStream:
-        """Its standard output."""
-        return self._stdout
-
-    @property
-    def stderr(self) -> OutputStream:
-        """Its standard error."""
-        return self._stderr
 
     @property
     def over(self) -> bool:
@@ -184,7 +169,7 @@ class E2BProcess:
         body = json.dumps(request).encode()
         # Where the launcher has died, what it said of that is worth more than that nobody reads.
         with suppress(anyio.BrokenResourceError):
-            await self._stdin.send(struct.pack("!I", len(body)) + body)
+            await self.stdin.send(struct.pack("!I", len(body)) + body)
         try:
             answer = await asyncio.wait_for(asyncio.shield(self._begun), _START_TIMEOUT_S)
         except TimeoutError as error:
@@ -214,7 +199,7 @@ class E2BProcess:
 
     async def end(self) -> None:
         """Kill what still runs, wait until it is dead, and let go of everything."""
-        for stream in (self._stdout, self._stderr):
+        for stream in (self.stdout, self.stderr):
             stream.close()
         if self._handle is None or self._watching is None:
             return
@@ -252,7 +237,7 @@ class E2BProcess:
         # A launcher that was itself killed has no code.
         self._code, self._loss = (code if 0 <= code <= 255 else _KILLED), loss
         self._ended.set()
-        for stream in (self._stdout, self._stderr):
+        for stream in (self.stdout, self.stderr):
             stream.finish()
         if not self._begun.done():
             # A launcher that was killed before it could say that it began did begin: the command killed it.
@@ -263,7 +248,7 @@ class E2BProcess:
     async def _on_stdout(self, text: str) -> None:
         data = text.encode("latin-1", "replace")
         if self._begun.done():
-            await self._stdout.feed(data)
+            await self.stdout.feed(data)
             return
         head, line, rest = (self._head + data).partition(b"\n")
         self._head = head
@@ -273,7 +258,7 @@ class E2BProcess:
                 self._begun.set_result({"refused": str(answer["refused"]), "missing": list(answer["missing"])})
             except (ValueError, KeyError, TypeError):
                 self._begun.set_result({"refused": "the box says what no launcher of ours would say", "missing": []})
-            await self._stdout.feed(rest)
+            await self.stdout.feed(rest)
 
     async def _on_stderr(self, text: str) -> None:
-        await self._stderr.feed(text.encode("latin-1", "replace"))
+        await self.stderr.feed(text.encode("latin-1", "replace"))

@@ -51,26 +51,20 @@ _UNPACK = 'tar --extract --gzip --no-same-owner --directory "$HOME" --file=-'
 class E2BProvider:
     """Opens boxes at E2B. The cloud is first asked when the first box is opened."""
 
+    name = "e2b"
+
     def __init__(self, settings: E2BSettings, state_dir: Path, *, ttl_s: int = TTL_S) -> None:
         """Layers are kept below `state_dir`, and the names of the living processes that may own boxes.
 
         `ttl_s`: a box that nobody renews, because we are gone, ends by itself after this long.
         """
-        self._cloud, self._ttl_s = Cloud(settings), ttl_s
+        self.cloud = Cloud(settings)
+        """The account."""
+        self._ttl_s = ttl_s
         self._layers_dir, self._state = state_dir / "layers", state_dir / "e2b"
         self._owner: Claim | None = None
         self._starting = anyio.Lock()
         self._late: set[asyncio.Task[None]] = set()
-
-    @property
-    def name(self) -> str:
-        """`e2b`."""
-        return "e2b"
-
-    @property
-    def cloud(self) -> Cloud:
-        """The account."""
-        return self._cloud
 
     def check(self, spec: SandboxSpec) -> None:
         """It needs a key, and its SDK. What its boxes show is what their template has."""
@@ -78,7 +72,7 @@ class E2BProvider:
         refuse_writable_system(spec)
         if spec.system == "host":
             raise UsageError("a box at E2B shows its template's system", argument="system", remedy="use base")
-        self._cloud.check()
+        self.cloud.check()
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec, layers: Sequence[Layer] = ()) -> AsyncIterator[E2BBox]:
@@ -86,7 +80,7 @@ class E2BProvider:
         self.check(spec)
         await self._start()
         archives = [await self.archive(layer) for layer in layers]
-        box = E2BBox(self._cloud, await self._order(spec), spec, ttl_s=self._ttl_s)
+        box = E2BBox(self.cloud, await self._order(spec), spec, ttl_s=self._ttl_s)
         try:
             await _populate_home(box, archives)
             yield box
@@ -97,9 +91,9 @@ class E2BProvider:
     async def reap(self) -> list[str]:
         """Give back the boxes that dead processes of this machine left behind; returns their ids."""
         machine, ended = self._machine(), []
-        async for box_id, tags in self._cloud.find({TAG: machine}):
+        async for box_id, tags in self.cloud.find({TAG: machine}):
             if not self._alive(tags.get(OWNER_TAG, "")):
-                await self._cloud.kill(box_id)
+                await self.cloud.kill(box_id)
                 ended.append(box_id)
         return ended
 
@@ -123,7 +117,7 @@ class E2BProvider:
         assert self._owner is not None
         tags = {TAG: self._machine(), OWNER_TAG: self._owner.path.name}
         ordering = asyncio.create_task(
-            self._cloud.create(
+            self.cloud.create(
                 BoxOrder(spec.template or (BASE_TEMPLATE if spec.system == BASE else ""), self._ttl_s, tags)
             )
         )
@@ -138,7 +132,7 @@ class E2BProvider:
     async def _return(self, ordering: asyncio.Task[AsyncSandbox]) -> None:
         with suppress(RollcageError):
             sandbox = await ordering
-            await self._cloud.kill(sandbox.sandbox_id)
+            await self.cloud.kill(sandbox.sandbox_id)
 
     async def _start(self) -> None:
         """Become an owner; what dead ones left is given back first."""

@@ -15,7 +15,6 @@ import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, NoReturn, Self
 
 from rollcage.errors import UsageError
@@ -51,7 +50,7 @@ class Tree:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *raised: object) -> None:
         os.close(self._root)
 
     def folder(self, path: str, mode: int) -> None:

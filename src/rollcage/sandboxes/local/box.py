@@ -242,7 +242,7 @@ class LocalBox(BackendBox[LocalProcess]):
 
     async def _ask(self, action: str, request: Mapping[str, object], fds: Sequence[int]) -> BoxReply:
         if not self._open:
-            raise SandboxLost(f"the box {self._id} is closed")
+            raise SandboxLost(f"the box {self.id} is closed")
         answered = anyio.Event()
         self._asked.add(answered)
         try:

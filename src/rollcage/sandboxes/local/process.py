@@ -173,5 +173,5 @@ class LocalProcess(Piped):
 
     async def _complaint(self) -> str:
         with suppress(anyio.EndOfStream, anyio.ClosedResourceError):
-            return (await self._stderr.receive()).decode("utf-8", "replace").strip()
+            return (await self.stderr.receive()).decode("utf-8", "replace").strip()
         return "bubblewrap said nothing"

@@ -32,6 +32,8 @@ _START_TIMEOUT_S = 60
 class LocalProvider:
     """Opens boxes on this machine. Its fork server starts with the first box and ends with the provider."""
 
+    name = "local"
+
     def __init__(self, state_dir: Path, *, uid: int = BOX_UID, on_disk: bool = False) -> None:
         """Layers are kept below `state_dir`. Where we are root, each box runs as a host user of its own, and
         layers are those of the user `uid`; where that cannot be, boxes run as `uid`. Never as root.
@@ -52,11 +54,6 @@ class LocalProvider:
         self._on_disk = on_disk
         self._disks: Disks | None = None
         self._starting = anyio.Lock()
-
-    @property
-    def name(self) -> str:
-        """`local`."""
-        return "local"
 
     def check(self, spec: SandboxSpec) -> None:
         """A template must be an image that was built or imported."""

@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
@@ -81,9 +80,7 @@ class FleetRuntime:
         await self._listener.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         """End every instance and stop listening."""
         with anyio.CancelScope(shield=True):
             for task in list(self._booting):
