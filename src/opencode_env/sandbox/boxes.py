@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from opencode_env._loop import LoopThread, loop
 from opencode_env.sandbox.base import ExecResult
 from rollcage.errors import UsageError
-from rollcage.sandboxes.base import Provider, Sandbox, Tail, run, sh
+from rollcage.sandboxes.base import SHELL, Provider, Sandbox, Tail, run, sh
 from rollcage.sandboxes.layers import Layer
 from rollcage.settings import Settings
 from rollcage.types import HOME, SandboxSpec
@@ -27,7 +27,6 @@ from rollcage.types import HOME, SandboxSpec
 T = TypeVar("T")
 
 FOREVER_S = 365 * 24 * 3600.0
-_SHELL = ("bash", "--noprofile", "--norc", "-c")
 _numbers = itertools.count(1)
 
 
@@ -99,7 +98,7 @@ class BoxHandle:
 
         async def execute(*, task_status: TaskStatus[None]) -> int:
             env = {**self._envs, **(envs or {})}
-            async with self.box.spawn([*_SHELL, cmd], env=env, cwd=cwd or HOME) as process:
+            async with self.box.spawn([*SHELL, cmd], env=env, cwd=cwd or HOME) as process:
                 await process.stdin.aclose()
                 task_status.started()
                 async with anyio.create_task_group() as tasks:

@@ -15,7 +15,7 @@ from rollcage.agents.base import AgentContext, AgentExit, Emit
 from rollcage.agents.nop import Nop
 from rollcage.errors import FileMissing, UsageError
 from rollcage.events import AgentEmitted, AgentStarted
-from rollcage.sandboxes.base import Exit, Sandbox, run, sh
+from rollcage.sandboxes.base import SHELL, Exit, Sandbox, run, sh
 from rollcage.sandboxes.files import unpack_archive
 from rollcage.types import AgentSpec, JsonObject, Task
 
@@ -122,7 +122,7 @@ def _command(text: str) -> Step:
 
 def _patching(patch: str) -> Step:
     async def step(box: Sandbox, workdir: str) -> Exit:
-        command = ["bash", "--noprofile", "--norc", "-c", _APPLY]
+        command = [*SHELL, _APPLY]
         return await run(box, command, stdin=patch.encode(), cwd=workdir, timeout_s=STEP_S)
 
     return step

@@ -115,10 +115,8 @@ def check(name: str, only: Sequence[str], backend: str, as_json: bool) -> int:
 
 
 async def _check(settings: Settings, name: str, only: Sequence[str], backend: str, as_json: bool) -> int:
-    from rollcage.cli.output import write_json
     from rollcage.cli.prepare import known_agent, prepare
-    from rollcage.cli.sandbox import conclude, print_verdict
-    from rollcage.cli.screen import screen
+    from rollcage.cli.sandbox import report
     from rollcage.cli.start_cost import measure_start
     from rollcage.conformance.agents import check as verdicts
     from rollcage.conformance.agents import chosen
@@ -133,17 +131,7 @@ async def _check(settings: Settings, name: str, only: Sequence[str], backend: st
     if backend == "local":
         await prepare(settings, name)
         await measure_start(settings, tried)
-    console, found = screen(settings), []
     async with backends[backend]() as provider:
         traits = traits_of(provider)
-        async for verdict in verdicts(tried, provider, only=only, pace=traits.pace, template=traits.template):
-            found.append(verdict)
-            if not as_json:
-                print_verdict(console, verdict)
-    failed = [verdict for verdict in found if verdict.outcome == "failed"]
-    if as_json:
-        rows = [verdict.model_dump(mode="json") for verdict in found]
-        write_json({"agent": name, "version": tried.version, "conforms": not failed, "checks": rows})
-    else:
-        conclude(console, name, found, ())
-    return codes.BROKEN if failed else codes.OK
+        tries = verdicts(tried, provider, only=only, pace=traits.pace, template=traits.template)
+        return await report(settings, {"agent": name, "version": tried.version}, tries, as_json)

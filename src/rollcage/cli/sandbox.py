@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -48,8 +48,6 @@ def check(backend: str, only: tuple[str, ...], as_json: bool) -> int:
 
 
 async def _check(settings: Settings, backend: str, only: Sequence[str], as_json: bool) -> int:
-    from rollcage.cli.output import write_json
-    from rollcage.cli.screen import screen
     from rollcage.conformance.sandboxes import check as verdicts
     from rollcage.conformance.sandboxes import chosen
     from rollcage.conformance.sandboxes.backends import traits_of
@@ -61,25 +59,40 @@ async def _check(settings: Settings, backend: str, only: Sequence[str], as_json:
     if backend not in known:
         raise UsageError(f"no sandbox backend is called {backend!r}; there are {', '.join(known)}")
     chosen(only)
-    console, found = screen(settings), []
     async with known[backend]() as provider:
         async with provider.open(SandboxSpec(backend=backend, template=traits_of(provider).template)) as box:
             # Where no box can be opened at all, that is the one thing to report.
             notes = box.notes
-        async for verdict in verdicts(provider, only=only):
-            found.append(verdict)
-            if not as_json:
-                print_verdict(console, verdict)
-    failed = [verdict for verdict in found if verdict.outcome == "failed"]
+        return await report(settings, {"backend": backend}, verdicts(provider, only=only), as_json, notes)
+
+
+async def report(
+    settings: Settings,
+    about: dict[str, str],
+    verdicts: AsyncIterator[CheckVerdict],
+    as_json: bool,
+    notes: Sequence[str] | None = None,
+) -> int:
+    """Show what each check came to. `about`: what is tried, its name first."""
+    from rollcage.cli.output import write_json
+    from rollcage.cli.screen import screen
+
+    console, found = screen(settings), []
+    async for verdict in verdicts:
+        found.append(verdict)
+        if not as_json:
+            _print_verdict(console, verdict)
+    failed = any(verdict.outcome == "failed" for verdict in found)
     if as_json:
         rows = [verdict.model_dump(mode="json") for verdict in found]
-        write_json({"backend": backend, "conforms": not failed, "notes": list(notes), "checks": rows})
+        told = {} if notes is None else {"notes": list(notes)}
+        write_json({**about, "conforms": not failed, **told, "checks": rows})
     else:
-        conclude(console, backend, found, notes)
+        _conclude(console, next(iter(about.values())), found, notes or ())
     return codes.BROKEN if failed else codes.OK
 
 
-def print_verdict(console: Screen, verdict: CheckVerdict) -> None:
+def _print_verdict(console: Screen, verdict: CheckVerdict) -> None:
     """One line for a check, and what was seen where it failed."""
     from rich.text import Text
 
@@ -97,7 +110,7 @@ def print_verdict(console: Screen, verdict: CheckVerdict) -> None:
         console.print(Text(f"    {one_line(verdict.detail)}", style=style), soft_wrap=True)
 
 
-def conclude(console: Screen, backend: str, found: Sequence[CheckVerdict], notes: Sequence[str]) -> None:
+def _conclude(console: Screen, backend: str, found: Sequence[CheckVerdict], notes: Sequence[str]) -> None:
     """The last line: how many hold."""
     from rich.text import Text
 

@@ -150,9 +150,9 @@ class BatchReport(Value):
     skipped: dict[str, str] = {}
     """Tasks that cannot be run here, and why."""
     cost: float | None = None
-    """In the currency of the price list; null where a model has no price."""
+    """In the currency of the price list; None where a model has no price."""
     eta_s: float | None = None
-    """About so much longer; null where nothing can be said."""
+    """About so much longer; None where nothing can be said."""
 
     @property
     def all_scored(self) -> bool:

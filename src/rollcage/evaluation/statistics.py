@@ -36,7 +36,7 @@ class Statistics(Value):
     mean: float | None = None
     """The mean reward of those that count."""
     low: float | None = None
-    """The 95% interval around it; null where there is too little to say."""
+    """The 95% interval around it; None where there is too little to say."""
     high: float | None = None
     pass_at_1: float | None = None
     """The share that passes (a reward of 1 or more), mean over tasks."""

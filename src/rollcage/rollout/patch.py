@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from rollcage.errors import SandboxError, UsageError
-from rollcage.sandboxes.base import PATH, Listed, Sandbox, run
+from rollcage.sandboxes.base import PATH, SHELL, Listed, Sandbox, run
 from rollcage.sandboxes.files import SKIPPED
 from rollcage.types import HOME
 
@@ -146,4 +146,4 @@ async def patch_of(box: Sandbox, workdir: str, *, timeout_s: float = TIMEOUT_S) 
 
 
 def _shell(script: str, workdir: str) -> list[str]:
-    return ["bash", "--noprofile", "--norc", "-c", script, "patch", workdir]
+    return [*SHELL, script, "patch", workdir]

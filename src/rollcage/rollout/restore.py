@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from rollcage.errors import SandboxError
-from rollcage.sandboxes.base import PATH, Exit, Sandbox, run
+from rollcage.sandboxes.base import PATH, SHELL, Exit, Sandbox, run
 from rollcage.sandboxes.home_archive import HomeArchive, archived_home
 from rollcage.types import Task, resolve_box_path
 
@@ -86,5 +86,5 @@ async def saved_for_later(box: Sandbox, paths: Sequence[str], limit: int) -> Asy
 
 
 async def _shell(box: Sandbox, script: str, paths: Sequence[str]) -> Exit:
-    argv = ["bash", "--noprofile", "--norc", "-c", script, "restore", *paths]
+    argv = [*SHELL, script, "restore", *paths]
     return await run(box, argv, env={"PATH": PATH}, inherit_image_env=False, cwd="/")

@@ -9,7 +9,7 @@ from rollcage.errors import SandboxError
 from rollcage.events import BoxOpened, Log, Suspicion
 from rollcage.rollout.setup import run_commands
 from rollcage.rollout.users import acting_as, user_of
-from rollcage.sandboxes.base import PATH, Provider, Sandbox, run
+from rollcage.sandboxes.base import PATH, SHELL, Provider, Sandbox, run
 from rollcage.sandboxes.files import NotCopied, copy_path
 from rollcage.types import Job, Stage, Task, VerifierBox
 
@@ -74,6 +74,6 @@ def _judged_there(task: Task, own: VerifierBox) -> Task:
 
 async def _plain(box: Sandbox, script: str, *words: str) -> str:
     """What a script of ours said; its complaints where it failed."""
-    argv = ["bash", "--noprofile", "--norc", "-c", script, "verifier", *words]
+    argv = [*SHELL, script, "verifier", *words]
     ended = await run(box, argv, env={"PATH": PATH}, inherit_image_env=False, cwd="/")
     return ended.stdout.text if not ended.code else ended.stderr.text.strip() or f"exit code {ended.code}"

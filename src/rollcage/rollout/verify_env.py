@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from rollcage.sandboxes.base import PATH, Imaged, Sandbox, run
+from rollcage.sandboxes.base import PATH, SHELL, Imaged, Sandbox, run
 
 SEARCHED = frozenset(
     "PATH PYTHONPATH LD_LIBRARY_PATH LIBRARY_PATH CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH OBJC_INCLUDE_PATH NODE_PATH "
@@ -101,7 +101,7 @@ async def _inside(box: Sandbox, paths: Sequence[str], work: Sequence[str]) -> fr
         return frozenset()
     told = await run(
         box,
-        ["bash", "--noprofile", "--norc", "-c", _INSIDE, "inside", *work, *_ALSO],
+        [*SHELL, _INSIDE, "inside", *work, *_ALSO],
         stdin=b"".join(path.encode("utf-8", "surrogateescape") + b"\0" for path in paths),
         env={"PATH": PATH},
         inherit_image_env=False,

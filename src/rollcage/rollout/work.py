@@ -11,7 +11,7 @@ import anyio
 
 from rollcage.errors import SandboxError, StoreError
 from rollcage.events import WorkStored
-from rollcage.sandboxes.base import PATH, Sandbox, tail
+from rollcage.sandboxes.base import PATH, SHELL, Sandbox, tail
 from rollcage.types import HOME
 
 TIMEOUT_S = 30.0
@@ -52,7 +52,7 @@ async def _packed(box: Sandbox, paths: Sequence[str]) -> AsyncGenerator[bytes, N
     exec tar --create --sparse --one-file-system --sort=name --file=- --files-from=/dev/null -- "$@" \\
       2> >(head --bytes=300 >&2; cat >/dev/null)"""
     names = [str(PurePosixPath(path).relative_to(HOME)) for path in paths]
-    argv = ["bash", "--noprofile", "--norc", "-c", script, "pack", *names]
+    argv = [*SHELL, script, "pack", *names]
     async with box.spawn(argv, env={"PATH": PATH}, inherit_image_env=False, cwd=HOME) as process:
         await process.stdin.aclose()
         async for chunk in process.stdout:

@@ -19,6 +19,8 @@ from rollcage.types import HOME, SandboxSpec
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 """The only PATH a command gets unless its caller says otherwise; nothing an agent can write to is on it."""
+SHELL = ("bash", "--noprofile", "--norc", "-c")
+"""A shell for a script of ours: it reads no file that an agent may have left for it."""
 
 
 class Process(Protocol):
@@ -376,6 +378,6 @@ async def sh(
     limit: int = 64 << 10,
 ) -> Exit:
     """Run shell text a user wrote, with no start-up files read."""
-    argv = ["bash", "--noprofile", "--norc", "-c", script]
+    argv = [*SHELL, script]
     inherit = inherit_image_env
     return await run(box, argv, env=env, cwd=cwd, inherit_image_env=inherit, timeout_s=timeout_s, limit=limit)

@@ -12,7 +12,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from rollcage.errors import SandboxError
-from rollcage.sandboxes.base import PATH, CapturedOutput, Sandbox, Tail, tail
+from rollcage.sandboxes.base import PATH, SHELL, CapturedOutput, Sandbox, Tail, tail
 
 SKIPPED = (".git", "__pycache__", "node_modules", ".venv")
 """Folders whose content is nobody's work."""
@@ -48,7 +48,7 @@ async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: flo
     # One process for both: it lists, and packs what it is then told to. A row without a name ends the listing.
     pack = "exec tar --create --ignore-failed-read --no-recursion --null --files-from=- --file=-"
     script = f'{{ {before}\n:; }} </dev/null\ncd -- "$1" || exit 1\nshift; printf "\\0"; "$@"; printf "\\0"; {pack}'
-    argv = ["bash", "--noprofile", "--norc", "-c", script, "collect", folder, *look]
+    argv = [*SHELL, script, "collect", folder, *look]
     listing, archive, complaints = _Listing(), Tail(2 * MAX_TOTAL_BYTES + MAX_FILES * 4096), Tail(64 << 10)
     names: list[bytes] = []
     extra: dict[str, str] = {}
@@ -176,7 +176,7 @@ async def copy_path(
           "${names[@]}"
     """
     left_out = [f"--exclude={pattern}" for pattern in exclude]
-    pack = ["bash", "--noprofile", "--norc", "-c", readable, "pack", path, *left_out]
+    pack = [*SHELL, readable, "pack", path, *left_out]
     # An image may have brought something to the same place.
     script = """
         base=${1%/*}
@@ -184,7 +184,7 @@ async def copy_path(
         rm -rf -- "$1" && mkdir -p -- "$base" || exit 1
         exec tar --extract --no-same-owner --directory "$base" --file=-
     """
-    unpack = ["bash", "--noprofile", "--norc", "-c", script, "unpack", path]
+    unpack = [*SHELL, script, "unpack", path]
 
     async def pump(stream: ByteReceiveStream, sink: ByteSendStream) -> None:
         try:
@@ -231,7 +231,7 @@ async def unpack_archive(
         mkdir -p -- "$1" && cd -- "$1" && shift && rm -rf -- "$@" || exit 1
         exec tar --extract --no-same-owner --same-permissions --file=-
     """
-    argv = ["bash", "--noprofile", "--norc", "-c", script, "unpack", folder, *instead_of]
+    argv = [*SHELL, script, "unpack", folder, *instead_of]
     async with box.spawn(argv, env={"PATH": PATH}, inherit_image_env=False, cwd="/") as process:
         try:
             async for chunk in chunks:

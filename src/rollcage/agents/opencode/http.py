@@ -17,7 +17,7 @@ import anyio
 import httptools
 
 from rollcage.errors import AgentError, SandboxError, SandboxLost
-from rollcage.sandboxes.base import Connection, Reachable, Sandbox
+from rollcage.sandboxes.base import SHELL, Connection, Reachable, Sandbox
 from rollcage.sse import EventReader
 from rollcage.types import JsonObject
 
@@ -104,7 +104,7 @@ class Channel:
                     raise ServerGone(f"the agent's server does not answer: {error}") from error
                 yield cls(connection, password)
             return
-        argv = ["bash", "--noprofile", "--norc", "-c", _BRIDGE, str(port)]
+        argv = [*SHELL, _BRIDGE, str(port)]
         async with box.spawn(argv) as process:
             yield cls(process, password)
 

@@ -17,7 +17,7 @@ from rollcage.gateway import Gateway
 from rollcage.results.fold import Rollout
 from rollcage.rollout.run import RolloutDeps
 from rollcage.rollout.run import run as run_rollout
-from rollcage.sandboxes.base import Provider, Sandbox, sh
+from rollcage.sandboxes.base import SHELL, Provider, Sandbox, sh
 from rollcage.sandboxes.layers import Layer
 from rollcage.simulators import RecordedRequest, ScriptedModel
 from rollcage.types import (
@@ -237,7 +237,7 @@ class _TimedBox:
         return getattr(self._box, name)
 
     def spawn(self, argv: Sequence[str], **options: Any) -> Any:
-        return self._box.spawn(["bash", "--noprofile", "--norc", "-c", _TIMED, "timed", *argv], **options)
+        return self._box.spawn([*SHELL, _TIMED, "timed", *argv], **options)
 
 
 async def _tries(box: Sandbox) -> int | None:

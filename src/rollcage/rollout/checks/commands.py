@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from rollcage.rollout.checks.inside import command_run, reporting
 from rollcage.rollout.checks.plan import CheckPlan
 from rollcage.rollout.checks.report import PASSED, CheckReport
-from rollcage.sandboxes.base import Exit, Sandbox, run
+from rollcage.sandboxes.base import SHELL, Exit, Sandbox, run
 from rollcage.sandboxes.bundle import bundle
 from rollcage.tasks.expected import Expected, tests_below
 from rollcage.tasks.logs import NotGraded, outcomes_of, statuses_of
@@ -24,15 +24,9 @@ async def run_command(
 ) -> tuple[CheckReport, Exit]:
     """Run one command as the judged; its exit code and its output are compared here."""
     check, test = each.check, each.ids[0]
+    argv, stdin = [*SHELL, check.command], check.stdin.encode()
     ended = await run(
-        side,
-        ["bash", "--noprofile", "--norc", "-c", check.command],
-        stdin=check.stdin.encode(),
-        env=env,
-        cwd=workdir,
-        inherit_image_env=False,
-        timeout_s=seconds,
-        limit=OUTPUT_LIMIT,
+        side, argv, stdin=stdin, env=env, cwd=workdir, inherit_image_env=False, timeout_s=seconds, limit=OUTPUT_LIMIT
     )
     report = CheckReport(begun=True)
     if ended.timed_out:
@@ -61,15 +55,9 @@ async def run_log(
 ) -> tuple[CheckReport, Exit]:
     """Run a script as the judged, in a copy of the workdir; what it printed is read here."""
     check = each.check
+    argv, stdin = [*SHELL, _EVAL], check.command.encode()
     ended = await run(
-        side,
-        ["bash", "--noprofile", "--norc", "-c", _EVAL],
-        stdin=check.command.encode(),
-        env=env,
-        cwd=workdir,
-        inherit_image_env=False,
-        timeout_s=seconds,
-        limit=limit,
+        side, argv, stdin=stdin, env=env, cwd=workdir, inherit_image_env=False, timeout_s=seconds, limit=limit
     )
     report = CheckReport(begun=True)
     if ended.timed_out or ended.stdout.truncated:
@@ -99,7 +87,7 @@ def plan(check: Check, task: Task, seconds: float) -> CheckPlan:
         order |= {"overlay": tests, "argv": [*words, *(["--test", check.path] if check.path else [])]}
         read = read_cargo
     else:
-        order |= {"argv": ["bash", "--noprofile", "--norc", "-c", check.command], "report": check.report}
+        order |= {"argv": [*SHELL, check.command], "report": check.report}
         read = read_junit
     text = bundle(command_run, reporting)
     return CheckPlan(["python3", "-I", "-c", text], order, cwd=task.workdir, scratch=True, read=read)

@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from rollcage.errors import RollcageError, SandboxError, UsageError
 from rollcage.locks import Claim, claim, is_claimed
-from rollcage.sandboxes.base import check_system, refuse_writable_system, run
+from rollcage.sandboxes.base import SHELL, check_system, refuse_writable_system, run
 from rollcage.sandboxes.e2b.box import TTL_S, E2BBox
 from rollcage.sandboxes.e2b.cloud import BoxOrder, Cloud, boundary
 from rollcage.sandboxes.layers import Layer, LayerStore, box_uid
@@ -192,7 +192,7 @@ def marker(archives: Sequence[Path]) -> str:
 
 async def _populate_home(box: E2BBox, archives: Sequence[Path]) -> None:
     """Empty the home of a new box and unpack the layers in it, unless its template has them already."""
-    prepare = ["bash", "--noprofile", "--norc", "-c", _PREPARE, "prepare", f"{HOME}/{MARKER}", marker(archives)]
+    prepare = [*SHELL, _PREPARE, "prepare", f"{HOME}/{MARKER}", marker(archives)]
     ready = await run(box, prepare, cwd="/")
     if ready.code:
         raise SandboxError(f"cannot prepare a box at E2B: {ready.stderr.text.strip() or ready.code}")
@@ -203,7 +203,7 @@ async def _populate_home(box: E2BBox, archives: Sequence[Path]) -> None:
         place = f"/tmp/layer-{number}.tar.gz"  # noqa: S108 - in the box, before anything else ran there
         with boundary(f"cannot send {archive.name} to a box at E2B"), archive.open("rb") as file:
             await asyncio.wait_for(box.sandbox.files.write(place, file, user="user"), _UPLOAD_TIMEOUT_S)
-        unpack = ["bash", "--noprofile", "--norc", "-c", f'{_UNPACK} < "$1" && rm -f -- "$1"', "unpack", place]
+        unpack = [*SHELL, f'{_UNPACK} < "$1" && rm -f -- "$1"', "unpack", place]
         done = await run(box, unpack, timeout_s=_UPLOAD_TIMEOUT_S)
         if done.code:
             raise SandboxError(f"cannot unpack {archive.name} in a box at E2B: {done.stderr.text.strip()}")
