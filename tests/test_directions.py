@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -243,3 +244,27 @@ def test_the_client_loads_no_web_framework_and_no_log() -> None:
     modules = loaded("from rollcage import Client") - loaded("import httpx")  # httpx itself looks for zstandard
     assert "rollcage.schema.request" in modules and not modules & set(HEAVY)
     assert not modules & {"sqlite3", "zstandard", "msgspec", "rollcage.store", "rollcage.settings"}
+
+
+PUBLISHED = {"CommandResult", "OpenCodeEnvironment", "RolloutArguments", "RolloutResult"}
+"""Names of the published package that ours have too: code that was written for it asks for them."""
+
+
+def test_one_name_is_one_class() -> None:
+    homes: dict[str, list[str]] = {}
+    for module, path in PATHS.items():
+        if not module.startswith("rollcage.examples."):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    homes.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1 and name not in PUBLISHED} == {}
+
+
+def test_the_page_about_the_house_names_what_is_there_and_every_room() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    files = [str(path) for folder in (SOURCE, ROOT / "tests") for path in folder.rglob("*.py")]
+    named = set(re.findall(r"[\w/]+\.py\b", page))
+    assert "rollout/run.py" in named
+    assert {name for name in named if not any(file.endswith(f"/{name}") for file in files)} == set()
+    rooms = {path.name for path in (SOURCE / "rollcage").iterdir() if (path / "__init__.py").is_file()}
+    assert "rollout" in rooms and {room for room in rooms if f"  {room}/" not in page} == set()

@@ -64,7 +64,7 @@ class OtlpSettings(Value):
     headers: SecretStr = SecretStr("")
     """`OTEL_EXPORTER_OTLP_HEADERS`: sent with them, `name=value,name=value`."""
     content: bool = False
-    """`ROLLCAGE_OTLP_CONTENT`: with what models, tools and commands were told and said."""
+    """`ROLLCAGE_OTLP_CONTENT`: include prompts, answers and outputs in the traces."""
 
 
 class Settings(Value):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from statistics import fmean, stdev
 
 import pytest
 
-from rollcage.evaluation.stats import mean_of, paired, pass_at, t_quantile, wilson
+from rollcage.evaluation.stats import Estimate, TaskScores, mean_over_tasks, paired, pass_at, t_quantile, wilson
+
+
+def mean_of(tasks: Mapping[str, Sequence[float]]) -> Estimate | None:
+    return mean_over_tasks([TaskScores.of(rewards) for rewards in tasks.values() if rewards])
 
 
 @pytest.mark.parametrize(

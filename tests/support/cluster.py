@@ -12,7 +12,7 @@ import anyio
 
 from rollcage.cluster.goods import Goods
 from rollcage.cluster.head import Head
-from rollcage.cluster.messages import Batch, GateState, Hello, NodeLost, Order, Welcome
+from rollcage.cluster.messages import GateState, Hello, NodeLost, NodeNews, Order, Welcome
 from rollcage.cluster.node import NodeHost
 from rollcage.cluster.options import Cluster, NodeInfo
 from rollcage.gateway import Gateway
@@ -102,7 +102,7 @@ class DirectLink:
         welcome = await (await self._reach()).open(hello)
         return welcome._replace(port=0)  # one process has no lifeline to itself
 
-    async def exchange(self, acknowledged: int) -> Batch:
+    async def exchange(self, acknowledged: int) -> NodeNews:
         batch = await (await self._reach()).exchange(acknowledged)
         await self._reach()
         return batch

@@ -27,7 +27,7 @@ class AgentContext(NamedTuple):
     """What an agent is given to work with: addresses in its box, served by this process."""
 
     model: Endpoint
-    """Who thinks: lent by the gateway, with a key that is worth nothing elsewhere."""
+    """Its model: lent by the gateway, with a key that is worth nothing elsewhere."""
     tools_url: str = ""
     """An MCP endpoint with the tools of a remote environment; empty where there is none. It needs no key."""
 

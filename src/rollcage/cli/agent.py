@@ -94,7 +94,7 @@ def install(names: Sequence[str], as_json: bool) -> int:
 
 @agent.command()
 @click.argument("name")
-@click.option("--only", multiple=True, metavar="CHECK", help="Only this check, or those whose names begin so.")
+@click.option("--only", multiple=True, metavar="CHECK", help="Only this check, or those whose names begin with this.")
 @click.option("--sandbox", "backend", default="local", metavar="NAME", help="The backend whose boxes it is tried in.")
 @JSON
 def check(name: str, only: Sequence[str], backend: str, as_json: bool) -> int:

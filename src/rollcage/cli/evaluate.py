@@ -27,20 +27,32 @@ OUT = click.option("-o", "--output", metavar="FILE", help="Write it to this file
 
 @click.command("eval", epilog=EVAL_HELP, cls=Derived, made_by="eval_options")
 @click.argument("sources", nargs=-1, metavar="SOURCE...", type=click.Path())
-@click.option("-m", "--model", "models", multiple=True, metavar="MODEL", help="Who thinks. May be repeated.")
+@click.option("-m", "--model", "models", multiple=True, metavar="MODEL", help="The model. May be repeated.")
 @click.option("--agent", "agents", multiple=True, metavar="NAME", help="Which agent works; else the task's own.")
 @click.option("-n", "samples", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Samples of each.")
 @click.option(
-    "--at-once", type=click.IntRange(1, 100_000), show_default="8, or all places of --ray", help="So many at a time."
+    "--at-once", type=click.IntRange(1, 100_000), show_default="8, or all places of --ray", help="Rollouts at a time."
 )
 @click.option("--name", default="", help="Names the batch; else a name is made of what is asked.")
 @click.option("--resume", metavar="NAME", default="", help="Go on with this batch.")
-@click.option("--retry", type=click.Choice(["broken", "infrastructure"]), help="Run again what ended so.")
+@click.option(
+    "--retry",
+    type=click.Choice(["broken", "infrastructure"]),
+    help="Run again what broke: all of it, or what infrastructure is to blame for.",
+)
 @click.option("--accept-changes", is_flag=True, help="Tasks or options changed: run again what changed.")
-@click.option("--max-tokens", type=click.IntRange(0), default=0, help="Begin nothing after so many generated tokens.")
+@click.option(
+    "--max-tokens", type=click.IntRange(0), default=0, help="Begin no rollout after this many generated tokens."
+)
 @click.option("--max-time", type=seconds, metavar="SECONDS", help="Stop everything after so long.")
-@click.option("--budget", type=click.FloatRange(0), help="Begin nothing once it cost so much (prices.toml).")
-@click.option("--patience", type=seconds, metavar="SECONDS", default=600.0, help="Wait so long for an absent model.")
+@click.option("--budget", type=click.FloatRange(0), help="Begin no rollout once this much is spent (prices.toml).")
+@click.option(
+    "--patience",
+    type=seconds,
+    metavar="SECONDS",
+    default=600.0,
+    help="How long to wait for a model that does not answer.",
+)
 @click.option("--build", "build_image", is_flag=True, help="Build the images of task folders first, where missing.")
 @all_of(REQUIRE, OUT, REPLICAS, RAY, OTLP, JSON)
 def evaluate(

@@ -36,7 +36,7 @@ class ExportFilters(NamedTuple):
 @click.command()
 @click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=rollout_ids)
 @click.option(
-    "--format", "format_", type=click.Choice(FORMATS), default="sequences", show_default=True, help="Of what."
+    "--format", "format_", type=click.Choice(FORMATS), default="sequences", show_default=True, help="What is written."
 )
 @click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="FILE.parquet or FILE.jsonl.")
 @click.option("--group", default="", metavar="ID", help="Only the rollouts of one group.")

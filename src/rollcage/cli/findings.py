@@ -22,7 +22,7 @@ from rollcage.types import BASE, SandboxSpec, Value
 from rollcage.wiring import agent, provider, system_of
 
 ADVISORY = ("cgroup", "disk limit", "inotify", "judge and judged", "nsenter", "setpriv")
-"""Findings whose names begin so make boxes better; boxes work without."""
+"""Findings whose names begin with this make boxes better; boxes work without."""
 
 
 class Finding(Value):

@@ -80,7 +80,7 @@ def fleet() -> None:
 
 
 @fleet.command()
-@click.option("--instances", is_flag=True, help="What runs now, instead of what could.")
+@click.option("--instances", is_flag=True, help="List the instances that run now.")
 @JSON
 def ls(instances: bool, as_json: bool) -> int:
     """List the environments this key may use.

@@ -42,7 +42,7 @@ def group_size(options: dict[str, Any]) -> GroupSize | None:
     return size if size != (1, 0) else None
 
 
-class _Lines:
+class _Shown:
     """What is shown: to people on stdout; beside a JSON document, on stderr."""
 
     def __init__(self, as_json: bool) -> None:
@@ -63,7 +63,7 @@ class _Lines:
 
 async def run_group(settings: Settings, task: TaskFile, size: GroupSize, as_json: bool, require: float | None) -> int:
     """Run a group to its end and show what came of it; the exit code."""
-    lines = _Lines(as_json)
+    lines = _Shown(as_json)
     interrupts = Interrupts(lines)
     group: Group | None = None
     with anyio.CancelScope() as everything:
@@ -93,7 +93,7 @@ async def run_group(settings: Settings, task: TaskFile, size: GroupSize, as_json
     return _exit_code(group, mean, require)
 
 
-async def _played(runner: Runner, job: Job, size: GroupSize, lines: _Lines) -> Group:
+async def _played(runner: Runner, job: Job, size: GroupSize, lines: _Shown) -> Group:
     group = await runner.groups.start(job, size.n, min_usable=size.min_usable)
     seen = set()
     async with aclosing(runner.groups.ended([group.group_id])) as ends:

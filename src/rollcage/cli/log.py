@@ -45,7 +45,7 @@ def size_text(count: int) -> str:
 
 
 @click.command()
-@click.option("--older-than", type=age, metavar="AGE", help="Those that ended so long ago: 12h, 30d, 8w.")
+@click.option("--older-than", type=age, metavar="AGE", help="Those that ended longer ago than this: 12h, 30d, 8w.")
 @click.option("--group", default="", metavar="ID", help="Those of one group or batch.")
 @click.option("--max-size", type=size, metavar="SIZE", help="The oldest, until the log takes no more: 500M, 20G.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
@@ -85,7 +85,7 @@ def prune(older_than: float | None, group: str, max_size: int | None, dry_run: b
 
 @click.command()
 @IDS
-@click.option("--remove", is_flag=True, help="Pin them no longer.")
+@click.option("--remove", is_flag=True, help="Unpin them.")
 @JSON
 def pin(ids: tuple[str, ...], remove: bool, as_json: bool) -> int:
     """Keep rollouts, whatever is pruned; list those that are kept.

@@ -29,18 +29,23 @@ def all_of(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 OTLP = all_of(
     click.option("--otlp", metavar="URL", help="Send a trace of each rollout to this OTLP collector (ROLLCAGE_OTLP)."),
-    click.option("--otlp-content", is_flag=True, help="With what models, tools and commands were told and said."),
+    click.option("--otlp-content", is_flag=True, help="Include prompts, answers and outputs in the traces."),
 )
 
 
 RAY = all_of(
     click.option("--ray", metavar="ADDRESS", help="Run on the nodes of this Ray cluster: auto, local or HOST:PORT."),
-    click.option("--ray-places", type=click.IntRange(1), metavar="N", help="With --ray: so many on a node at most."),
+    click.option("--ray-places", type=click.IntRange(1), metavar="N", help="With --ray: most rollouts on one node."),
     click.option(
-        "--ray-resource", multiple=True, metavar="NAME=N", help="With --ray: what one takes of a node; CPU=0.25."
+        "--ray-resource", multiple=True, metavar="NAME=N", help="With --ray: what a rollout takes of a node; CPU=0.25."
     ),
     click.option("--ray-label", multiple=True, metavar="NAME=VALUE", help="With --ray: only nodes labelled so."),
-    click.option("--ray-lease", type=click.FloatRange(0.5), metavar="SECONDS", help="With --ray: nodes cut off stop."),
+    click.option(
+        "--ray-lease",
+        type=click.FloatRange(0.5),
+        metavar="SECONDS",
+        help="With --ray: a node that hears nothing for so long stops.",
+    ),
     click.option("--node-home", metavar="FOLDER", help="With --ray: where nodes keep layers and boxes."),
 )
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="Exit with 1 unless every replay holds to it.",
 )
-@click.option("--at-once", type=click.IntRange(1, 256), default=4, show_default=True, help="So many at a time.")
+@click.option("--at-once", type=click.IntRange(1, 256), default=4, show_default=True, help="Rollouts at a time.")
 @JSON
 def replay(ids: tuple[str, ...], batch: str, expect: tuple[str, ...], as_json: bool, **how: Any) -> int:
     """Run rollouts again with recorded answers.
@@ -63,10 +63,16 @@ def replay(ids: tuple[str, ...], batch: str, expect: tuple[str, ...], as_json: b
 @click.option(
     "--at", type=click.IntRange(1), required=True, metavar="TURN", help="The first turn, from 1, that is live."
 )
-@click.option("-n", "samples", type=click.IntRange(1, 256), default=1, show_default=True, help="So many continuations.")
-@click.option("-m", "--model", required=True, metavar="MODEL", help="Who goes on: vllm, openai/gpt-4o-mini, ...")
-@click.option("--edit", type=click.File("r", "utf-8"), metavar="FILE", help="What is said in that turn instead.")
-@click.option("--at-once", type=click.IntRange(1, 256), default=4, show_default=True, help="So many at a time.")
+@click.option(
+    "-n", "samples", type=click.IntRange(1, 256), default=1, show_default=True, help="How many continuations."
+)
+@click.option(
+    "-m", "--model", required=True, metavar="MODEL", help="The model that goes on: vllm, openai/gpt-4o-mini, ..."
+)
+@click.option(
+    "--edit", type=click.File("r", "utf-8"), metavar="FILE", help="The answer of that turn, instead of its own."
+)
+@click.option("--at-once", type=click.IntRange(1, 256), default=4, show_default=True, help="Rollouts at a time.")
 @JSON
 def fork(rollout_id: str, at: int, samples: int, edit: Any, as_json: bool, **how: Any) -> int:
     """Go on live from a turn of a rollout.

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 @click.argument("ids", nargs=-1, metavar="[ID...]", shell_complete=rollout_ids)
 @click.option("--task", metavar="FILE", help="A corrected task file; else each is judged as it was.")
 @click.option("--task-id", metavar="NAME", help="All rollouts of this task.")
-@click.option("--outcome", metavar="NAME", help="All that ended so: verify_failed, finished, ...")
+@click.option("--outcome", metavar="NAME", help="All with this outcome: verify_failed, finished, ...")
 @click.option("--model", metavar="NAME", help="All of this model.")
 @click.option("--limit", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="At most so many.")
-@click.option("--at-once", type=click.IntRange(1, 256), default=4, show_default=True, help="So many at a time.")
+@click.option("--at-once", type=click.IntRange(1, 256), default=4, show_default=True, help="Rollouts at a time.")
 @JSON
 def reverify(
     ids: tuple[str, ...], task: str | None, limit: int, at_once: int, as_json: bool, **wanted: str | None

@@ -78,7 +78,7 @@ def run(task: str | None, as_json: bool, follow: bool, build_image: bool, requir
 def watch(rollout_id: str, require: float | None, as_json: bool) -> int:
     """Follow a rollout live.
 
-    Whichever process runs it. Ctrl-C leaves; the rollout goes on. With --json: every event as one line.
+    It may run in any process. Ctrl-C leaves; the rollout goes on. With --json: every event as one line.
 
     \b
     Example:
@@ -108,7 +108,7 @@ def watch(rollout_id: str, require: float | None, as_json: bool) -> int:
 def abort(rollout_id: str, reason: str, wait_s: float, as_json: bool) -> int:
     """Stop a rollout and wait for its end.
 
-    Whichever process runs it.
+    It may run in any process.
 
     \b
     Example:

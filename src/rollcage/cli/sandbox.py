@@ -1,4 +1,4 @@
-"""`rollcage sandbox`: try out the places where agents run. Heavy parts are imported when used."""
+"""`rollcage sandbox`: try out the backends, in whose boxes agents run. Heavy parts are imported when used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def sandbox() -> None:
-    """The places where agents run.
+    """The backends, in whose boxes agents run.
 
     \b
     Example:

@@ -20,7 +20,7 @@ STYLES: Mapping[Standing, str] = {
 
 
 def style_of(outcome: Outcome | None, reward: float | None) -> str:
-    """The colour of a rollout that ended so and earned this."""
+    """The colour of a rollout with this outcome and this reward."""
     return STYLES[Standing.of(outcome, reward)]
 
 

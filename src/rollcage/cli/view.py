@@ -58,7 +58,13 @@ def view(file: Path | None, as_json: bool, **options: Any) -> int:
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="ID|BATCH...", shell_complete=rollout_ids)
-@click.option("--output", "-o", required=True, type=click.Path(dir_okay=False, path_type=Path), help="FILE.zip.")
+@click.option(
+    "--output",
+    "-o",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The archive to write: FILE.zip.",
+)
 @JSON
 def bundle(names: tuple[str, ...], output: Path, as_json: bool) -> int:
     """Write rollouts or batches as a page that needs no server.

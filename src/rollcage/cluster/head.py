@@ -26,7 +26,7 @@ from pydantic import SecretStr
 from rollcage.cluster.flow import Flow
 from rollcage.cluster.gate import ClusterGate
 from rollcage.cluster.goods import Goods
-from rollcage.cluster.messages import Batch, Hello, Load, NodeLink, NodeLost, NodeSource, Order, Parcel, Welcome
+from rollcage.cluster.messages import Hello, Load, NodeLink, NodeLost, NodeNews, NodeSource, Order, Parcel, Welcome
 from rollcage.cluster.options import Cluster, NodeInfo
 from rollcage.cluster.view import write_view
 from rollcage.errors import StoreError
@@ -405,7 +405,7 @@ class Head:
             with anyio.CancelScope(shield=True):
                 acknowledged = await self._taken(node, batch, acknowledged)
 
-    async def _taken(self, node: Node, batch: Batch, acknowledged: int) -> int:
+    async def _taken(self, node: Node, batch: NodeNews, acknowledged: int) -> int:
         """Put a node's news into the log; the number of the last."""
         node.load = batch.load
         for token, delta in batch.deltas:

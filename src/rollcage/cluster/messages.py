@@ -93,7 +93,7 @@ class Load(NamedTuple):
     """The machine's load average over one minute."""
 
 
-class Batch(NamedTuple):
+class NodeNews(NamedTuple):
     """What a node answers when the head asks for news."""
 
     parcels: list[Parcel]
@@ -108,7 +108,7 @@ class NodeLink(Protocol):
     async def open(self, hello: Hello) -> Welcome:
         """Begin."""
 
-    async def exchange(self, acknowledged: int) -> Batch:
+    async def exchange(self, acknowledged: int) -> NodeNews:
         """Everything up to this number is in the log; what else is there? Waits a moment for news.
 
         TimeoutError where the node cannot be reached just now.

@@ -23,7 +23,7 @@ import zstandard
 from pydantic import SecretStr
 
 from rollcage.cluster.goods import Goods
-from rollcage.cluster.messages import Batch, GateState, Hello, Load, Order, Welcome
+from rollcage.cluster.messages import GateState, Hello, Load, NodeNews, Order, Welcome
 from rollcage.cluster.outbox import Outbox
 from rollcage.errors import RollcageError, StoreError
 from rollcage.events import Ended, Event, Scored, StageStarted, TurnEnded
@@ -83,14 +83,14 @@ class NodeHost:
             scope.cancel()
         self._over.set()
 
-    async def exchange(self, acknowledged: int) -> Batch:
+    async def exchange(self, acknowledged: int) -> NodeNews:
         """The head has everything up to this number; what else there is."""
         self._heard = time.monotonic()
         self._outbox.acknowledge(acknowledged)
         parcels = await self._outbox.news(self._wait_s, lambda: bool(self._deltas))
         deltas, self._deltas = self._deltas, []
         gate = self._registry.gateway.gate
-        return Batch(parcels, Load(len(self._running), gate.running, gate.waiting, os.getloadavg()[0]), deltas)
+        return NodeNews(parcels, Load(len(self._running), gate.running, gate.waiting, os.getloadavg()[0]), deltas)
 
     async def run(self, order: Order, key: str) -> None:
         """Run a rollout to its end: when this returns the head has its last entry, or never will."""

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 from anyio import to_thread
 
-from rollcage.cluster.messages import Batch, GateState, Hello, NodeLost, Order, Welcome
+from rollcage.cluster.messages import GateState, Hello, NodeLost, NodeNews, Order, Welcome
 from rollcage.cluster.node import NodeHost
 from rollcage.cluster.options import NodeInfo
 from rollcage.errors import SetupError
@@ -47,7 +47,7 @@ class NodeActor:
         await self._host.ended()
         os._exit(0)
 
-    async def exchange(self, acknowledged: int) -> Batch:
+    async def exchange(self, acknowledged: int) -> NodeNews:
         """See `NodeHost`."""
         return await self._host.exchange(acknowledged)
 
@@ -87,9 +87,9 @@ class RayLink:
         found: Welcome = await _answer(self._actor.open.remote(hello), None)
         return found
 
-    async def exchange(self, acknowledged: int) -> Batch:
+    async def exchange(self, acknowledged: int) -> NodeNews:
         """News."""
-        found: Batch = await _answer(self._actor.exchange.remote(acknowledged), self._lease_s / 2)
+        found: NodeNews = await _answer(self._actor.exchange.remote(acknowledged), self._lease_s / 2)
         return found
 
     async def run(self, order: Order, key: str) -> None:

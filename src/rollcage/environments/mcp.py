@@ -37,10 +37,10 @@ class McpEnvironments:
 
         with boundary(f"mcp:{place}"):
             async with McpTools({"mcp": place}) as tools:
-                yield _Server(place, tools)
+                yield _McpEnvironment(place, tools)
 
 
-class _Server:
+class _McpEnvironment:
     instance_id = ""
 
     def __init__(self, place: str, tools: McpTools) -> None:

@@ -67,13 +67,13 @@ class OpenEnvEnvironments:
             message = f"openenv:{place} does not answer ({type(error).__name__}: {error})"
             raise EnvironmentFailed(f"{message}; check that the server runs and speaks OpenEnv") from error
         try:
-            yield _Session(place, socket)
+            yield _OpenEnvSession(place, socket)
         finally:
             with anyio.move_on_after(5, shield=True):
                 await socket.close()
 
 
-class _Session:
+class _OpenEnvSession:
     """One environment behind one socket: frames go out one at a time, and each has one answer."""
 
     instance_id = ""
@@ -151,7 +151,7 @@ class _Session:
 class _Tools:
     """The agent's plane: every call is a step."""
 
-    def __init__(self, session: _Session) -> None:
+    def __init__(self, session: _OpenEnvSession) -> None:
         self._session = session
         self._union: Union | None = None
 

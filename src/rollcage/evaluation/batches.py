@@ -41,7 +41,7 @@ class BatchPlan(Value):
     sources: tuple[str, ...] = ()
     """Where its tasks come from."""
     models: tuple[str, ...] = (NO_MODEL_LABEL,)
-    """Who thinks, as it was named."""
+    """The model, as it was named."""
     agents: tuple[str, ...] = ("",)
     """Which agents work; empty text: the one that each task names."""
     n: int = Field(default=1, ge=1, le=10_000)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from rollcage.evaluation.rows import BatchRow
-from rollcage.evaluation.stats import Cluster, Estimate, mean_of_clusters, pass_at
+from rollcage.evaluation.stats import Estimate, TaskScores, mean_over_tasks, pass_at
 from rollcage.types import Standing, Value
 
 
@@ -60,7 +60,7 @@ class Statistics(Value):
 class Tally(NamedTuple):
     """The numbers of one task's rollouts, of one model or of several; each row is the latest attempt of its cell."""
 
-    cluster: Cluster
+    scores: TaskScores
     passed: int
     ended: int
     running: int
@@ -90,23 +90,23 @@ class Tally(NamedTuple):
             if row.ended_at is not None:
                 ended += 1
                 took += row.ended_at - row.created_at
-        return cls(Cluster.of(scores), passed, ended, running, broken, unscored, tokens, prompt, took)
+        return cls(TaskScores.of(scores), passed, ended, running, broken, unscored, tokens, prompt, took)
 
 
 def statistics_of(
     tallies: Iterable[tuple[str, Tally]], *, k: int, total: int, rewards: bool = False, **names: str
 ) -> Statistics:
     """What these came to; each with the name of its task. Samples of one task are alike, whichever model made them."""
-    clusters: dict[str, Cluster] = {}
+    tasks: dict[str, TaskScores] = {}
     passes: dict[str, tuple[int, int]] = {}
     ended = running = broken = unscored = tokens = prompt = 0
     took = 0.0
     for task, each in tallies:
-        if each.cluster.n:
-            before = clusters.get(task)
-            clusters[task] = each.cluster if before is None else before.with_(each.cluster)
+        if each.scores.n:
+            before = tasks.get(task)
+            tasks[task] = each.scores if before is None else before.with_(each.scores)
             good, n = passes.get(task, (0, 0))
-            passes[task] = (good + each.passed, n + each.cluster.n)
+            passes[task] = (good + each.passed, n + each.scores.n)
         ended += each.ended
         running += each.running
         broken += each.broken
@@ -114,13 +114,13 @@ def statistics_of(
         tokens += each.tokens
         prompt += each.prompt_tokens
         took += each.took
-    estimate = mean_of_clusters(list(clusters.values()))
+    estimate = mean_over_tasks(list(tasks.values()))
     return Statistics(
         **names,
         total=total,
         done=ended,
         running=running,
-        scored=sum(each.n for each in clusters.values()),
+        scored=sum(each.n for each in tasks.values()),
         broken=broken,
         unscored=unscored,
         mean=estimate and estimate.mean,
@@ -132,5 +132,5 @@ def statistics_of(
         tokens=tokens,
         prompt_tokens=prompt,
         seconds=took / ended if ended else None,
-        rewards=tuple(value for each in clusters.values() for value in each.values) if rewards else (),
+        rewards=tuple(value for each in tasks.values() for value in each.values) if rewards else (),
     )

@@ -25,7 +25,7 @@ class Estimate(NamedTuple):
     """How many numbers it is the mean of."""
 
 
-class Cluster(NamedTuple):
+class TaskScores(NamedTuple):
     """The numbers of one task, and what a mean over many tasks needs of them."""
 
     n: int
@@ -37,42 +37,37 @@ class Cluster(NamedTuple):
     values: tuple[float, ...]
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Cluster:
+    def of(cls, values: Sequence[float]) -> TaskScores:
         """Count them."""
         binary = all(value in (0.0, 1.0) for value in values)
         unit = binary or all(0 <= value <= 1 for value in values)
         return cls(len(values), math.fsum(values), binary, unit, tuple(values))
 
-    def with_(self, other: Cluster) -> Cluster:
+    def with_(self, other: TaskScores) -> TaskScores:
         """Both together."""
-        return Cluster.of(self.values + other.values)
+        return TaskScores.of(self.values + other.values)
 
 
-def mean_of(groups: Mapping[str, Sequence[float]], confidence: float = CONFIDENCE) -> Estimate | None:
-    """The mean of all numbers, grouped by task, with its confidence interval; None where there is none."""
-    return mean_of_clusters([Cluster.of(group) for group in groups.values() if group], confidence)
-
-
-def mean_of_clusters(clusters: Sequence[Cluster], confidence: float = CONFIDENCE) -> Estimate | None:
-    """The same of what was counted before; no cluster is empty."""
-    n = sum(each.n for each in clusters)
+def mean_over_tasks(tasks: Sequence[TaskScores], confidence: float = CONFIDENCE) -> Estimate | None:
+    """The mean of all numbers with its confidence interval, clustered by task; no task is without numbers."""
+    n = sum(each.n for each in tasks)
     if not n:
         return None
-    mean = math.fsum(each.total for each in clusters) / n
-    binary = all(each.binary for each in clusters)
-    if binary and (len(clusters) == 1 or len(clusters) == n):
+    mean = math.fsum(each.total for each in tasks) / n
+    binary = all(each.binary for each in tasks)
+    if binary and (len(tasks) == 1 or len(tasks) == n):
         return Estimate(mean, *wilson(mean * n, n, confidence), n)
-    if len(clusters) == 1:  # one task: its samples are all there is
-        clusters = [Cluster.of((value,)) for value in clusters[0].values]
-    if len(clusters) < 2:
+    if len(tasks) == 1:  # one task: its samples are all there is
+        tasks = [TaskScores.of((value,)) for value in tasks[0].values]
+    if len(tasks) < 2:
         return Estimate(mean, None, None, n)
-    spread = math.fsum((each.total - each.n * mean) ** 2 for each in clusters)
-    error = math.sqrt(spread * len(clusters) / (len(clusters) - 1)) / n
+    spread = math.fsum((each.total - each.n * mean) ** 2 for each in tasks)
+    error = math.sqrt(spread * len(tasks) / (len(tasks) - 1)) / n
     if binary and error < 1e-12:
-        return Estimate(mean, *wilson(mean * len(clusters), len(clusters), confidence), n)
-    half = t_quantile((1 + confidence) / 2, len(clusters) - 1) * error
+        return Estimate(mean, *wilson(mean * len(tasks), len(tasks), confidence), n)
+    half = t_quantile((1 + confidence) / 2, len(tasks) - 1) * error
     low, high = mean - half, mean + half
-    if all(each.unit for each in clusters):
+    if all(each.unit for each in tasks):
         low, high = max(low, 0.0), min(high, 1.0)
     return Estimate(mean, low, high, n)
 

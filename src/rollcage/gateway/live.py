@@ -59,11 +59,11 @@ class RunningCall(Protocol):
 
 async def deltas(running: Callable[[], Iterable[RunningCall]], over: Callable[[], bool]) -> AsyncIterator[Delta]:
     """What calls say from now on, until `over` and everything is told."""
-    readers: dict[RunningCall, _Reader] = {}
+    readers: dict[RunningCall, _CallReader] = {}
     while True:
         for call in list(running()):
             if call not in readers:
-                readers[call] = _Reader(call)
+                readers[call] = _CallReader(call)
         for call, reader in list(readers.items()):
             settled = call.settled
             if (delta := reader.read()) is not None:
@@ -76,7 +76,7 @@ async def deltas(running: Callable[[], Iterable[RunningCall]], over: Callable[[]
         await asyncio.sleep(LOOK_S)
 
 
-class _Reader:
+class _CallReader:
     """Reads one call."""
 
     def __init__(self, call: RunningCall) -> None:

@@ -46,7 +46,7 @@ def _guard(response: httpx.Response, secrets: tuple[bytes, ...]) -> None:
     if packed not in ("", "identity"):
         raise httpx.DecodingError(f"the answer is packed ({packed[:40]}), which was not asked for")
     if isinstance(response.stream, httpx.AsyncByteStream):
-        response.stream = _Stream(response.stream, secrets)
+        response.stream = _GuardedBody(response.stream, secrets)
 
 
 def _secrets(request: httpx.Request, headers: Sequence[str]) -> Iterator[bytes]:
@@ -56,7 +56,7 @@ def _secrets(request: httpx.Request, headers: Sequence[str]) -> Iterator[bytes]:
             yield secret
 
 
-class _Stream(httpx.AsyncByteStream):
+class _GuardedBody(httpx.AsyncByteStream):
     """The body: so much of it and no more, without the secrets."""
 
     def __init__(self, stream: httpx.AsyncByteStream, secrets: tuple[bytes, ...]) -> None:

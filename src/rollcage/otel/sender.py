@@ -44,7 +44,7 @@ CHUNK_BYTES = 2_000_000
 """Collectors bound their requests, often at 4 MB."""
 
 
-class _Session(requests.Session):
+class _RememberingSession(requests.Session):
     """Keeps what came of the latest request."""
 
     status = 0
@@ -73,7 +73,7 @@ class TraceSender:
     def __init__(self, store: Store, to: OtlpSettings, say: Callable[[str], None]) -> None:
         self._store, self._content, self._say = store, to.content, say
         self._where, endpoint = checked_address(to.url)
-        self._session = _Session()
+        self._session = _RememberingSession()
         self._exporter = OTLPSpanExporter(
             endpoint=endpoint,
             headers=parse_env_headers(to.headers.get_secret_value(), liberal=True),

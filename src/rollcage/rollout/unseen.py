@@ -13,7 +13,7 @@ from rollcage.sandboxes.base import PATH, InProcessSandbox, Sandbox, Traced, run
 from rollcage.types import HOME, Job, Stage
 
 MOST = 20
-"""So many paths are named."""
+"""How many paths are named at most."""
 _TIMEOUT_S = 10
 _SCRATCH = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - in the box
 

@@ -31,7 +31,7 @@ from rollcage.types import Endpoint, Job, JsonObject, Outcome
 UNREACHED = 3
 """So often a cell is run again by itself because its model was away; then it stays broken."""
 LOOK_S = 0.5
-"""How often a follower looks, and the first pause before an absent model is asked again."""
+"""How often a follower looks, and the first pause before a model that does not answer is asked again."""
 LONGEST_PAUSE_S = 15.0
 
 
@@ -64,7 +64,7 @@ class BatchLimits:
     retry: str = ""
     """`broken` or `infrastructure`: what of what ended is run again."""
     patience_s: float = 600.0
-    """How long an absent model is waited for."""
+    """How long to wait for a model that does not answer."""
 
 
 OnRow = Callable[[BatchRow], None]
@@ -124,7 +124,7 @@ class BatchRun:
         self._wake()
 
     def stop(self, why: str) -> None:
-        """Begin nothing more; what runs goes on to its end."""
+        """Begin no more rollouts; what runs goes on to its end."""
         self._stop = self._stop or why
         self._wake()
 
@@ -239,7 +239,7 @@ class BatchRun:
         self._wake()
 
     async def _wait_for(self, model: str) -> None:
-        """Until an absent model answers again, or patience is over."""
+        """Until a model that did not answer does, or patience is over."""
         pause = LOOK_S
         with anyio.move_on_after(self._limits.patience_s):
             while True:

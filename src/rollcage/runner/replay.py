@@ -111,7 +111,7 @@ async def fork(
     edit: JsonObject | None = None,
     started: Callable[[str], Awaitable[None]] | None = None,
 ) -> list[Rollout]:
-    """`n` rollouts that share the turns before `at` (from 1) and go on live; `edit`: what is said in that turn."""
+    """`n` rollouts that share the turns before `at` (from 1) and go on live; `edit`: the answer of that turn."""
     _check(original)
     if not 1 <= at <= len(original.turns):
         raise UsageError(f"there is no turn {at}: it has {len(original.turns)}", argument="at")

@@ -14,7 +14,7 @@ class BatchRequest(Value):
     tasks: tuple[RolloutRequest, ...] = Field(min_length=1, max_length=10_000)
     """The tasks, each as the arguments of a rollout; `task_id` names it in the batch. They name no model."""
     models: tuple[str, ...] = Field(default=(), max_length=100)
-    """Who thinks, each in one word: `vllm`, `openai/gpt-4o-mini`, `http://host/v1#model`."""
+    """The models, each in one word: `vllm`, `openai/gpt-4o-mini`, `http://host/v1#model`."""
     agents: tuple[str, ...] = Field(default=(), max_length=100)
     """Which agents work; none: the one that each task names."""
     n: int = Field(default=1, ge=1, le=10_000)

@@ -26,7 +26,7 @@ class EndpointArguments(Value):
     endpoint: Annotated[str, Option("-e", metavar="KIND")] = Field(
         default="", title="Model", json_schema_extra={"x-choices": KINDS}
     )
-    """Who thinks, in a word: `vllm`, `openai`, `hf_router`, `local`, `scripted`, or `custom` with `base_url`."""
+    """Where the model is: `vllm`, `openai`, `hf_router`, `local`, `scripted`, or `custom` with `base_url`."""
     base_url: Annotated[str, Option(metavar="URL")] = Field(default="", title="Address")
     """The model's address; wins over the shorthand's. `/v1` is added where it is missing. The server's own keys are
     never sent to it."""

@@ -89,7 +89,7 @@ class GroupState(Value):
     n: int = 0
     """Rollouts that were asked for."""
     min_usable: int = 0
-    """So many usable ones are enough; 0: all run to their end."""
+    """How many usable ones are enough; 0: all run to their end."""
     open: int = 0
     """Rollouts that wait or run."""
     ended: int = 0

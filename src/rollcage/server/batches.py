@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 TIMES = 100_000
-"""So many rollouts a batch of a caller may be."""
+"""How many rollouts a batch of a caller may have."""
 
 
 @dataclass
@@ -122,7 +122,7 @@ class BatchService(BatchReader):
         return await self.report(name, caller)
 
     def stop(self) -> None:
-        """Begin nothing more; what runs is left to whoever stops the rollouts."""
+        """Begin no more rollouts; what runs is left to whoever stops the rollouts."""
         for going in self._going.values():
             going.run.stop("the server stops")
 

@@ -14,7 +14,7 @@ from rollcage.types import Endpoint, Turn, Value
 TURNS = 200
 """Turns before this one that are looked through for the texts of ids."""
 ASKED = 8000
-"""So many ids the engine is asked for at most."""
+"""How many ids the engine is asked for at most."""
 AT_ONCE, TIMEOUT_S = 16, 20.0
 
 

@@ -50,7 +50,7 @@ PROBE_S = 2.0
 MEASURE_S = 60.0
 """How often the archives beside the log are counted."""
 ADOPTED = 100
-"""So many of them are begun anew together."""
+"""How many of them are begun anew together."""
 
 
 class ServerLimits(Value):

@@ -63,7 +63,7 @@ class ServeOptions(Value):
     """A Ray cluster whose nodes run the rollouts."""
 
 
-class _Server(uvicorn.Server):
+class _HttpServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are ours: rollouts come first."""
@@ -85,7 +85,7 @@ def server_of(app: Gate, *, max_body: int) -> uvicorn.Server:
         timeout_graceful_shutdown=LAST_BYTES_S,
         ws_max_size=max_body,
     )
-    return _Server(config)
+    return _HttpServer(config)
 
 
 async def serve(settings: Settings, options: ServeOptions, ready: Callable[[str], None]) -> int:

@@ -31,7 +31,7 @@ Pages = AsyncGenerator[list[FeedLine], None]
 Put = Callable[[bytes], Awaitable[None]]
 
 
-class _Stream(Response):
+class _EventStream(Response):
     """Answers with server-sent events until `_tell` returns, or until whoever reads them goes away."""
 
     media_type = "text/event-stream"
@@ -81,7 +81,7 @@ class _Stream(Response):
                 await put(b":\n\n")
 
 
-class Frames(_Stream):
+class Frames(_EventStream):
     """A stream of frames that somebody else makes; an empty one is not sent."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
@@ -95,7 +95,7 @@ class Frames(_Stream):
                     await put(data)
 
 
-class EventStream(_Stream):
+class EventStream(_EventStream):
     """A rollout's entries; with `live`, also what its model says while its agent runs."""
 
     def __init__(self, pages: Pages, *, live: Live | None = None, stage: Stage | None = None) -> None:

@@ -31,7 +31,7 @@ class Prune(Value):
     """Which rollouts go. Those that are open or pinned never do; a rollout goes where any of these says so."""
 
     older_than_s: float | None = None
-    """Those that ended so long ago."""
+    """Those that ended longer ago than this."""
     group: str = ""
     """Those of one group or batch."""
     max_bytes: int | None = None

@@ -115,7 +115,7 @@ class Query(Value):
     stages: tuple[Stage, ...] = ()
     """Those in one of these stages."""
     outcome: Outcome | None = None
-    """Those that ended so."""
+    """Those with this outcome."""
     task_id: str = ""
     """The caller's own name for the task."""
     agent: str = ""

@@ -71,7 +71,7 @@ def load(path: Path | str) -> TaskFile:
 
 def task_of(data: JsonObject, path: Path, where: str, *, name: str = "") -> TaskFile:
     """The task in what a file at `path` says. `where` begins every complaint; `name`: its id where it gives none."""
-    reader = _Reader(path)
+    reader = _TableReader(path)
     fields = reader.fields(data)
     try:
         file = TaskFile.model_validate({"path": path, **fields})
@@ -145,7 +145,7 @@ def unique(pairs: list[tuple[str, Any]]) -> JsonObject:
     return data
 
 
-class _Reader:
+class _TableReader:
     """Turns what the file says into the fields of a `TaskFile`, collecting problems on the way."""
 
     def __init__(self, path: Path) -> None:

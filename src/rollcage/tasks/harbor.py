@@ -65,9 +65,9 @@ def is_folder_task(folder: Path) -> bool:
 def load_folder(folder: Path) -> TaskFile:
     """The task in a folder; TaskError with one line per problem, each with its file, where it cannot be used here."""
     if (folder / CONFIG).is_file():
-        return _Reader(folder).read()
+        return _FolderReader(folder).read()
     if (folder / OLD_CONFIG).is_file():
-        return _Reader(folder).read_old()
+        return _FolderReader(folder).read_old()
     raise TaskError(f"{folder}: there is neither {CONFIG} nor {OLD_CONFIG} in this folder")
 
 
@@ -98,7 +98,7 @@ def strip_canary(text: str) -> str:
     return "\n".join(lines)
 
 
-class _Reader:
+class _FolderReader:
     """Turns a folder into a task, collecting what is wrong on the way."""
 
     def __init__(self, folder: Path) -> None:

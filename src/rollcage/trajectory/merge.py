@@ -31,7 +31,7 @@ NO_LOGPROB = -9999.0
 
 
 @dataclass(eq=False)
-class Node:
+class LinkedTurn:
     """A turn that can be trained on, and how it hangs together with the others."""
 
     turn: Turn
@@ -39,8 +39,8 @@ class Node:
     """Its answer."""
     raw: bytes
     """Prompt and answer, `WIDTH` bytes each."""
-    parent: Node | None = None
-    children: list[Node] = field(default_factory=list)
+    parent: LinkedTurn | None = None
+    children: list[LinkedTurn] = field(default_factory=list)
     reach: int = 0
     """Tokens of the longest path through it."""
 
@@ -60,14 +60,14 @@ class Node:
         return (*self.turn.prompt_ids, *self.sampled)
 
 
-Path = tuple[list[Node], list[Break]]
+Path = tuple[list[LinkedTurn], list[Break]]
 """The turns that a sequence trains, and why it begins where it does."""
 
 
 class Chosen(NamedTuple):
     """The turns of a rollout, sorted out."""
 
-    nodes: dict[tuple[str, Purpose], list[Node]]
+    nodes: dict[tuple[str, Purpose], list[LinkedTurn]]
     """Those that can be trained on, by conversation, in order of arrival."""
     holes: list[tuple[Turn, Break]]
     """Those that cannot, and why."""
@@ -117,7 +117,7 @@ def choose(turns: Iterable[Turn], purposes: Collection[Purpose] = POLICY) -> Cho
     return chosen
 
 
-def _node(turn: Turn) -> Node | None:
+def _node(turn: Turn) -> LinkedTurn | None:
     """None where its ids are none that a trainer could take."""
     sampled = tuple(_column(turn, "ids"))
     try:
@@ -125,7 +125,7 @@ def _node(turn: Turn) -> Node | None:
         raw = array("I", turn.prompt_ids).tobytes() + array("I", sampled).tobytes()
     except (OverflowError, TypeError):
         return None
-    return Node(turn, sampled, raw) if raw[_SIGN::WIDTH].isascii() else None
+    return LinkedTurn(turn, sampled, raw) if raw[_SIGN::WIDTH].isascii() else None
 
 
 def _column(turn: Turn, name: Literal["texts", "ids", "logprobs"]) -> Values[Any]:
@@ -136,14 +136,14 @@ def _column(turn: Turn, name: Literal["texts", "ids", "logprobs"]) -> Values[Any
     return [token[at] for token in turn.tokens]
 
 
-def link(nodes: list[Node]) -> None:
+def link(nodes: list[LinkedTurn]) -> None:
     """Find for each turn the one it continues. Linear in tokens: each is hashed once.
 
     A parent is shorter than its child, so it is known by the hash of all its tokens when the child's turn comes, and a
     prompt is looked up at the lengths of those that are known.
     """
     lengths = sorted({len(node.raw) for node in nodes})
-    whole: dict[bytes, Node] = {}
+    whole: dict[bytes, LinkedTurn] = {}
     for node in sorted(nodes, key=lambda node: (node.start, node.turn.index)):
         view, hashed, at = memoryview(node.raw), blake2b(digest_size=16), 0
         for length in lengths[: bisect_right(lengths, node.start * WIDTH)]:
@@ -156,7 +156,7 @@ def link(nodes: list[Node]) -> None:
             node.parent.children.append(node)
 
 
-def _paths(nodes: list[Node]) -> list[Path]:
+def _paths(nodes: list[LinkedTurn]) -> list[Path]:
     """The sequences of one conversation, as the turns that each of them trains, with why each begins where it does."""
     link(nodes)
     for node in sorted(nodes, key=lambda node: -node.start):
@@ -180,12 +180,12 @@ def _paths(nodes: list[Node]) -> list[Path]:
     return paths
 
 
-def _main(node: Node) -> Node | None:
+def _main(node: LinkedTurn) -> LinkedTurn | None:
     """Of the turns that continue this one, the one whose path goes furthest."""
     return min(node.children, key=lambda child: (-child.reach, child.turn.index), default=None)
 
 
-def _break(other: Node, node: Node, texts: dict[int | None, str], *, branch: bool) -> Break:
+def _break(other: LinkedTurn, node: LinkedTurn, texts: dict[int | None, str], *, branch: bool) -> Break:
     at = common(other.raw, node.raw[: node.start * WIDTH]) // WIDTH
     return compared(other.turn, other.ids, node.turn, at, texts, branch=branch)
 
@@ -211,7 +211,7 @@ def _passing_over(turn: Turn, found: list[Path]) -> list[Break] | None:
     return max(before, key=lambda each: each[0])[1] if before else mine[0][1] if mine else None
 
 
-def _sequence(rollout: Rollout, place: int, path: list[Node], breaks: list[Break]) -> Sequence:
+def _sequence(rollout: Rollout, place: int, path: list[LinkedTurn], breaks: list[Break]) -> Sequence:
     last = path[-1]
     shared = [node for node in path if _recorded(rollout, node.turn)]
     path = path[len(shared) :]

@@ -150,7 +150,7 @@ class Job(Value):
     task: Task
     """What to do and how to judge it."""
     model: Endpoint
-    """Who thinks."""
+    """The model, and where it is."""
     agent: AgentSpec = AgentSpec()
     """Who acts."""
     sandbox: SandboxSpec = SandboxSpec()

@@ -119,7 +119,7 @@ class Standing(StrEnum):
 
     @classmethod
     def of(cls, outcome: Outcome | None, reward: float | None) -> Standing:
-        """The standing of a rollout that ended so and earned this."""
+        """The standing of a rollout with this outcome and this reward."""
         if outcome is None:
             return cls.RUNNING
         if reward is None:

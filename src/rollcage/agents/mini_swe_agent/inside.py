@@ -20,14 +20,14 @@ from minisweagent.models.utils.actions_toolcall import BASH_TOOL  # noqa: E402
 from minisweagent.utils.serialize import recursive_merge  # noqa: E402
 
 
-class Refused(Exception):
+class AskingIsInVain(Exception):
     """The model's side says that asking again is in vain."""
 
 
 class Model(OpenRouterModel):
     """Asks the gateway; a model may take as long as it likes."""
 
-    abort_exceptions = [Refused, KeyboardInterrupt]
+    abort_exceptions = [AskingIsInVain, KeyboardInterrupt]
 
     def __init__(self, base_url, key, session, **config):
         super().__init__(**config)
@@ -39,12 +39,12 @@ class Model(OpenRouterModel):
         body = {"model": self.config.model_name, "messages": messages, "tools": [BASH_TOOL]}
         answer = self._session.post(self._url, json={**body, **self.config.model_kwargs, **kwargs})
         if answer.status_code != 200:
-            kind = Refused if 400 <= answer.status_code < 500 and answer.status_code != 429 else RuntimeError
+            kind = AskingIsInVain if 400 <= answer.status_code < 500 and answer.status_code != 429 else RuntimeError
             raise kind(f"HTTP {answer.status_code}: {answer.text[:500]}")
         return answer.json()
 
 
-class Agent(DefaultAgent):
+class PrintingAgent(DefaultAgent):
     """Prints what joins its history."""
 
     def add_messages(self, *messages):
@@ -74,7 +74,7 @@ def main():
     lent = {name: orders[name] for name in ("base_url", "key", "session")}
     model = Model(**lent, model_name=orders["model"], **config["model"])
     try:
-        ended = Agent(model, LocalEnvironment(**config["environment"]), **config["agent"]).run(orders["task"])
+        ended = PrintingAgent(model, LocalEnvironment(**config["environment"]), **config["agent"]).run(orders["task"])
     except Exception as error:  # noqa: BLE001 - it is in its history, and has been told
         sys.exit(f"{type(error).__name__}: {error}")
     sys.exit(0 if ended.get("exit_status") == "Submitted" else 1)

@@ -63,7 +63,7 @@ class ServerAnswer(NamedTuple):
             raise ServerGone("the agent's server answered with something that is no JSON") from error
 
 
-class _Reader:
+class _AnswerParser:
     """The callbacks of the parser: one answer at a time."""
 
     def __init__(self) -> None:
@@ -152,14 +152,14 @@ class Channel:
 
     async def _send(
         self, method: str, path: str, body: JsonObject | None
-    ) -> tuple[httptools.HttpResponseParser, _Reader]:
+    ) -> tuple[httptools.HttpResponseParser, _AnswerParser]:
         data = b"" if body is None else json.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\n{self._headers}content-length: {len(data)}\r\n\r\n"
         try:
             await self._connection.stdin.send(head.encode() + data)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             await self._gone()
-        reader = _Reader()
+        reader = _AnswerParser()
         return httptools.HttpResponseParser(reader), reader
 
     async def _feed(self, parser: httptools.HttpResponseParser) -> int:

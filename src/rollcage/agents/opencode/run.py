@@ -23,7 +23,7 @@ async def run(
 ) -> AgentExit:
     """`opencode run` with the prompt on stdin, its JSON events into the log as they come."""
     argv = [BINARY, "run", "--format", "json", "--thinking"]
-    reader = _EventReader(emit)
+    reader = _StdoutReader(emit)
     async with box.spawn(argv, env=environment, cwd=workdir) as process:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_prompt, process, instruction)
@@ -33,7 +33,7 @@ async def run(
     return AgentExit(code=code, error=reader.error or (printed.complaint if code else None))
 
 
-class _EventReader:
+class _StdoutReader:
     """Reads what OpenCode prints."""
 
     def __init__(self, emit: Emit) -> None:

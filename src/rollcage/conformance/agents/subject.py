@@ -152,7 +152,7 @@ class Subject:
         task = Task(instruction=instruction, verify=verify, limits=limits or Limits())
         box = SandboxSpec(backend=self.provider.name, template=self.template)
         job = Job(task=task, model=endpoint, agent=asked, sandbox=box)
-        watched = _Watched(self.agent, endpoint.key.get_secret_value(), timed=timed)
+        watched = _WatchedAgent(self.agent, endpoint.key.get_secret_value(), timed=timed)
         entries = [Entry(rollout_id="conformance", seq=1, time=time.time(), event=Queued(job=job))]
 
         async def log(event: Event) -> None:
@@ -184,7 +184,7 @@ class Subject:
         return played.cpu_s if played.rollout.reward == 1.0 else None
 
 
-class _Watched:
+class _WatchedAgent:
     """An agent whose box is looked at when it has ended, before anything there is put back."""
 
     def __init__(self, agent: Agent, secret: str, *, timed: bool = False) -> None:

@@ -22,7 +22,7 @@ DEADLINE_S = 300.0
 
 
 def chosen(only: Sequence[str] = ()) -> list[AgentCheck]:
-    """The checks of these names, or whose names begin so; all of them where none is named."""
+    """The checks of these names, or whose names begin with them; all of them where none is named."""
     for name in only:
         if not any(name in (check.name, check.name.partition(".")[0]) for check in CHECKS):
             known = ", ".join(check.name for check in CHECKS)

@@ -64,7 +64,7 @@ class Peer:
                 await anyio.wait_readable(self._socket)
 
     async def exactly(self, count: int) -> bytes:
-        """So many bytes, or all up to the end."""
+        """This many bytes, or all up to the end."""
         data = b""
         while len(data) < count and (more := await self.receive()):
             data += more

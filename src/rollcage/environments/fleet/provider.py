@@ -51,10 +51,10 @@ class FleetEnvironments:
 
         with boundary(f"fleet:{place}"):
             async with fleets.open(place, api_key=self._key, base_url=self._base_url) as remote:
-                yield _Instance(remote)
+                yield _FleetEnvironment(remote)
 
 
-class _Instance:
+class _FleetEnvironment:
     def __init__(self, remote: RemoteEnvironment) -> None:
         self._remote = remote
 

@@ -24,7 +24,7 @@ from rollcage.sandboxes.judged import JudgedSide, Side
 from rollcage.types import HOME, SandboxSpec
 
 OWN_PIDS = 16
-"""So many more processes a box may have than was asked for: those that stand over its commands."""
+"""How many more processes a box may have than was asked for: those of ours that start its commands."""
 _CLOSE_S = 10
 
 

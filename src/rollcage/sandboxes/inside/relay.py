@@ -35,7 +35,7 @@ class _Gone(Exception):
     """Whoever started us has closed our input or our output: there is nothing left to do."""
 
 
-class _Stream:
+class _Connection:
     """One connection from inside the box."""
 
     def __init__(self, number: int, sock: socket.socket) -> None:
@@ -52,8 +52,8 @@ class _Relay:
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
-        self._streams: dict[int, _Stream] = {}
-        self._by_fd: dict[int, _Stream] = {}
+        self._streams: dict[int, _Connection] = {}
+        self._by_fd: dict[int, _Connection] = {}
         self._last = 0
         self._in = b""
         self._out: deque[memoryview] = deque()
@@ -143,7 +143,7 @@ class _Relay:
                 self._handle(stream, kind, payload)
         self._in = data[at:]
 
-    def _handle(self, stream: _Stream, kind: int, payload: bytes) -> None:
+    def _handle(self, stream: _Connection, kind: int, payload: bytes) -> None:
         if kind == DATA:
             stream.waiting.append(memoryview(payload))
             self._send(stream)
@@ -167,12 +167,12 @@ class _Relay:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._last += 1
-            stream = _Stream(self._last, sock)
+            stream = _Connection(self._last, sock)
             self._streams[stream.number] = self._by_fd[sock.fileno()] = stream
             self._put(OPEN, stream.number)
             self._watch(stream)
 
-    def _watch(self, stream: _Stream) -> None:
+    def _watch(self, stream: _Connection) -> None:
         mask = 0
         if not stream.heard_all and stream.credit and not self._full:
             mask |= select.EPOLLIN
@@ -189,13 +189,13 @@ class _Relay:
             self._poll.modify(stream.sock, mask)
         stream.mask = mask
 
-    def _serve(self, stream: _Stream, event: int) -> None:
+    def _serve(self, stream: _Connection, event: int) -> None:
         if event & select.EPOLLOUT:
             self._send(stream)
         if stream.number in self._streams and event & ~select.EPOLLOUT:
             self._receive(stream)
 
-    def _receive(self, stream: _Stream) -> None:
+    def _receive(self, stream: _Connection) -> None:
         if self._out_size > _FULL:
             return
         if stream.heard_all or not stream.credit or self._full:
@@ -220,7 +220,7 @@ class _Relay:
         self._watch(stream)
         self._end_if_over(stream)
 
-    def _send(self, stream: _Stream) -> None:
+    def _send(self, stream: _Connection) -> None:
         try:
             while stream.waiting:
                 sent = stream.sock.send(stream.waiting[0])
@@ -243,15 +243,15 @@ class _Relay:
         self._watch(stream)
         self._end_if_over(stream)
 
-    def _end_if_over(self, stream: _Stream) -> None:
+    def _end_if_over(self, stream: _Connection) -> None:
         if stream.heard_all and stream.told_all and not stream.waiting:
             self._drop(stream)
 
-    def _fail(self, stream: _Stream) -> None:
+    def _fail(self, stream: _Connection) -> None:
         self._put(RESET, stream.number)
         self._drop(stream, reset=True)
 
-    def _drop(self, stream: _Stream, *, reset: bool = False) -> None:
+    def _drop(self, stream: _Connection, *, reset: bool = False) -> None:
         if self._streams.pop(stream.number, None) is None:
             return
         del self._by_fd[stream.sock.fileno()]

@@ -108,11 +108,11 @@ class ScriptedApp:
             raise Refused(turn.status, turn.text or "scripted failure")
         reply = _reply(asked, turn, script)
         if asked.stream:
-            await self._send_stream(scope, receive, send, _Stream(script, reply, turn))
+            await self._send_stream(scope, receive, send, _PreparedAnswer(script, reply, turn))
         else:
-            await self._send_whole(scope, receive, send, _Stream(script, reply, turn))
+            await self._send_whole(scope, receive, send, _PreparedAnswer(script, reply, turn))
 
-    async def _send_whole(self, scope: Scope, receive: Receive, send: Send, stream: _Stream) -> None:
+    async def _send_whole(self, scope: Scope, receive: Receive, send: Send, stream: _PreparedAnswer) -> None:
         await _pause(receive, stream.turn.delay_s)
         if stream.turn.cut_after is not None:
             await self._cut(scope, receive)
@@ -123,7 +123,7 @@ class ScriptedApp:
             stream.script.generated += 1
         await _send_json(send, stream.whole())
 
-    async def _send_stream(self, scope: Scope, receive: Receive, send: Send, stream: _Stream) -> None:
+    async def _send_stream(self, scope: Scope, receive: Receive, send: Send, stream: _PreparedAnswer) -> None:
         turn = stream.turn
         await _start(send, 200, [(b"content-type", b"text/event-stream; charset=utf-8")])
         await _pause(receive, turn.delay_s)
@@ -193,7 +193,7 @@ class ScriptedApp:
         return {"object": "list", "data": [{**model, "scripted": True}]}
 
 
-class _Stream:
+class _PreparedAnswer:
     """One answer, ready to be sent whole or in events."""
 
     def __init__(self, script: Script, reply: Reply, turn: ScriptedTurn) -> None:

@@ -180,7 +180,7 @@ def pieces(answer: Answer, end: End, cutting: Cutting) -> Iterator[Piece]:
     hold = max((len(word) for word in cutting.stop), default=1) - 1 if not cutting.keep_stop else 0
     frontiers = [min(max(0, token.end - hold), end.visible) for token in tokens]
     frontiers[-1] = end.visible
-    reader = _Reader(answer)
+    reader = _DeltaReader(answer)
     first = 0
     for last in _portions(answer, frontiers, cutting):
         piece = Piece(first, tokens[first:last])
@@ -224,7 +224,7 @@ def _kinds(spans: Sequence[Span], frontiers: Sequence[int]) -> Iterator[frozense
         before = max(before, frontier)
 
 
-class _Reader:
+class _DeltaReader:
     """Turns progress over the text into deltas, as the parsers of vLLM do."""
 
     def __init__(self, answer: Answer) -> None:

@@ -40,7 +40,7 @@ class Export(Protocol):
 def open_export(path: Path | None, format: Format) -> Iterator[Export]:
     """A file for rows of this format; None writes JSON lines to standard output. Whole when the block ends well."""
     if path is None:
-        yield _Lines(sys.stdout.buffer)
+        yield _JsonLines(sys.stdout.buffer)
         return
     if path.suffix not in (".jsonl", ".parquet"):
         raise UsageError(f"{path}: the name must end in .jsonl or .parquet", argument="output")
@@ -49,7 +49,7 @@ def open_export(path: Path | None, format: Format) -> Iterator[Export]:
     partial = path.with_name(f"{path.name}.{format}.partial")
     if path.suffix == ".jsonl":
         with _resumed(partial) as (file, done):
-            lines = _Lines(file)
+            lines = _JsonLines(file)
             lines.done = done
             yield lines
             lines.finish()
@@ -79,7 +79,7 @@ def load(path: str | Path) -> list[Any]:
     return [Sequence.model_validate(row) for row in rows] if format == "sequences" else rows
 
 
-class _Lines:
+class _JsonLines:
     """JSON lines. The rows of a rollout are written at once."""
 
     def __init__(self, file: IO[bytes]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from rollcage.rollout.checks.inside.reporting import Tell
 
 
-class Telling:
+class TellingPlugin:
     """A plugin: one line for each test, when its last phase is over."""
 
     def __init__(self, tell: Tell, import_from: Sequence[str]) -> None:
@@ -50,4 +50,4 @@ def run(tests_dir: str, path: str, import_from: Sequence[str], tell: Tell) -> in
 
     target = os.path.join(tests_dir, path) if path else tests_dir
     words = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={tests_dir}", f"--confcutdir={tests_dir}"]
-    return int(pytest.main([*words, target], plugins=[Telling(tell, import_from)]))
+    return int(pytest.main([*words, target], plugins=[TellingPlugin(tell, import_from)]))

@@ -11,7 +11,7 @@ from typing import Any
 from rollcage.rollout.checks.inside.reporting import Tell
 
 
-class Telling(unittest.TestResult):
+class TellingResult(unittest.TestResult):
     """One line for each test, when it is over."""
 
     def __init__(self, tell: Tell) -> None:
@@ -81,7 +81,7 @@ def run(tests_dir: str, path: str, import_from: Sequence[str], tell: Tell) -> in
     """Run the tests: 0 where all passed."""
     sys.path.insert(0, tests_dir)
     sys.path.extend(import_from)
-    result, loader = Telling(tell), unittest.TestLoader()
+    result, loader = TellingResult(tell), unittest.TestLoader()
     for name in _files(tests_dir, path):
         suite = loader.loadTestsFromName(name.removesuffix(".py").replace(os.sep, "."))
         for error in loader.errors:

@@ -10,7 +10,7 @@ from rollcage.sandboxes.inside.overlay import is_opaque, is_whiteout
 
 HOME = "/home/user"
 MOST = 200
-"""So many changed paths are named; more would tell nobody anything."""
+"""How many changed paths are named at most."""
 
 _MOST_FILES = 4000
 """As MOST, of single files."""

@@ -113,7 +113,7 @@ def _say(reply: socket.socket, answer: dict[str, Any], fds: Sequence[int] = ()) 
 
 def _perform(action: str, request: dict[str, Any], fds: Sequence[int], own: int) -> tuple[dict[str, Any], list[int]]:
     if action == "build":
-        owners = rootfs.Owners(own, request["uid"]) if own else None
+        owners = rootfs.FileOwners(own, request["uid"]) if own else None
         return {"ok": True}, rootfs.build(request["layers"], rootfs.Disk.of(request), rootfs.System.of(request), owners)
     if action == "discard":
         rootfs.discard(request["folder"], own=bool(own))

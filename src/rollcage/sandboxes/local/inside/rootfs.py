@@ -60,7 +60,7 @@ class Disk(NamedTuple):
         return cls(request["disk"], request["tmp"], request.get("folder", ""))
 
 
-class Owners(NamedTuple):
+class FileOwners(NamedTuple):
     """Whose a box is, where each has a host user of its own."""
 
     layers: int
@@ -69,7 +69,7 @@ class Owners(NamedTuple):
     """The user that the box runs as."""
 
 
-def build(layers: Sequence[str], disk: Disk, system: System, owners: Owners | None = None) -> list[int]:
+def build(layers: Sequence[str], disk: Disk, system: System, owners: FileOwners | None = None) -> list[int]:
     """Move this process into a new box; returns descriptors of its user, mount and network namespaces.
 
     Layers are names in the working directory. It is carried into the new mount namespace, so they are reached even
