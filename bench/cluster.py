@@ -33,7 +33,7 @@ from rollcage.agents.nop import Nop
 from rollcage.cluster.flow import Flow
 from rollcage.cluster.goods import Goods
 from rollcage.cluster.head import Head
-from rollcage.cluster.messages import Batch, GateState, Hello, Load, Order, Welcome
+from rollcage.cluster.messages import GateState, Hello, Load, NodeNews, Order, Welcome
 from rollcage.cluster.options import Cluster, NodeInfo
 from rollcage.cluster.outbox import Outbox
 from rollcage.events import AgentEmitted, Ended, Event, Queued, StageEnded, StageStarted, TurnEnded
@@ -162,10 +162,10 @@ class StubNode:
 
         return Welcome(version("rollcage"), 0, b"", True, frozenset())
 
-    async def exchange(self, acknowledged: int) -> Batch:
+    async def exchange(self, acknowledged: int) -> NodeNews:
         self._pace.exchanges += 1
         self._outbox.acknowledge(acknowledged)
-        return Batch(await self._outbox.news(15 if self._pace.seconds else 3), Load(self._running), [])
+        return NodeNews(await self._outbox.news(15 if self._pace.seconds else 3), Load(self._running), [])
 
     async def run(self, order: Order, key: str) -> None:
         self._running += 1

@@ -379,7 +379,7 @@ async def test_this_machine_is_reached_without_a_proxy(fleet: FleetRuntime, monk
 
 
 def test_only_whole_secrets_are_held_back() -> None:
-    stream = guarded._Stream(httpx.ByteStream(b""), (b"abcdefgh",))
+    stream = guarded._GuardedBody(httpx.ByteStream(b""), (b"abcdefgh",))
     assert stream._split(b"xxabcdefghyy") == (b"xx[key]yy", b"")
     assert stream._split(b"xxabc") == (b"xx", b"abc")
     assert stream._split(b"abcabcd") == (b"abc", b"abcd")

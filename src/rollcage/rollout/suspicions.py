@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from rollcage.events import Log, Suspicion
 from rollcage.rollout.patch import HEAD, TESTS, Patch
 from rollcage.rollout.restore import restored_paths
-from rollcage.sandboxes.base import PATH, Sandbox, run
+from rollcage.sandboxes.base import PATH, SHELL, Sandbox, run
 from rollcage.sandboxes.files import Collected
 from rollcage.types import Task, resolve_box_path
 
@@ -148,6 +148,6 @@ def _verifier(task: Task) -> str:
 
 
 async def _shell(box: Sandbox, script: str, workdir: str, *words: str) -> tuple[int, str]:
-    argv = ["bash", "--noprofile", "--norc", "-c", script, "notice", *words]
+    argv = [*SHELL, script, "notice", *words]
     ended = await run(box, argv, env={"PATH": PATH}, inherit_image_env=False, cwd=workdir, timeout_s=30.0)
     return ended.code, ended.stdout.text
