@@ -63,7 +63,7 @@ environments.fleet     : environments mcp settings {LEAVES}
 rollout                : agents sandboxes gateway environments tasks {LEAVES}
 runner                 : rollout simulators store trajectory schema agents sandboxes gateway environments {LEAVES}
 conformance.sandboxes  : sandboxes sandboxes.local sandboxes.container sandboxes.e2b {LEAVES}
-conformance.agents     : agents sandboxes conformance.sandboxes gateway rollout simulators {LEAVES}
+conformance.agents     : agents sandboxes conformance.sandboxes gateway rollout environments mcp simulators {LEAVES}
 otel                   : settings store {LEAVES}
 wiring                 : *
 api                    : *

@@ -54,6 +54,8 @@ class ToolWords(NamedTuple):
     """Hands a prompt to a subagent; None where it has none."""
     submit: str = ""
     """The command that ends its work, where it does not simply stop calling tools."""
+    spare: tuple[str, ...] = ()
+    """Tools that can be left out, all together; empty: that of `edit`."""
 
 
 class Agent(Protocol):
@@ -127,6 +129,14 @@ class AsksNoModel(Protocol):
     """An agent that works without a model; it may be lent one all the same."""
 
     asks_no_model: bool
+
+
+@runtime_checkable
+class RunsScript(Protocol):
+    """An agent whose work is commands that its task names; one that asks no model and has none does nothing."""
+
+    script_field: str
+    """The field of `Task` that they are in."""
 
 
 @runtime_checkable

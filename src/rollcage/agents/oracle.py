@@ -35,6 +35,7 @@ class Oracle(Nop):
     """The agent `oracle`: plays the reference solution of the task it is bound to."""
 
     name = "oracle"
+    script_field = "solution_script"
 
     def __init__(self, task: Task | None = None, *, files: Files | None = None) -> None:
         """`task`: whose solution; `bound_to` gives it. `files`: an archive of files, by its digest."""

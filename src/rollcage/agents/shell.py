@@ -21,6 +21,7 @@ class Shell(BareAgent):
 
     name = "shell"
     asks_no_model = True
+    script_field = "instruction"
     accepts = ("env",)
 
     async def solve(

@@ -121,5 +121,6 @@ def _conclude(console: Screen, backend: str, found: Sequence[CheckVerdict], note
         console.print(Text(f"! {one_line(note)}", style=WARN), soft_wrap=True)
     count = {outcome: sum(verdict.outcome == outcome for verdict in found) for outcome in ("failed", "not_applicable")}
     apart = f", {count['not_applicable']} not applicable" if count["not_applicable"] else ""
-    result = f"{count['failed']} of {len(found)} checks failed" if count["failed"] else f"all {len(found)} checks hold"
+    tried = len(found) - count["not_applicable"]
+    result = f"{count['failed']} of {tried} checks failed" if count["failed"] else f"all {tried} checks hold"
     console.print(Text(f"{backend}: {result}{apart}", style=f"{STRONG} {BAD if count['failed'] else GOOD}"))

@@ -16,7 +16,15 @@ import anyio
 from anyio.abc import TaskStatus
 
 from rollcage.agents.base import AgentContext, AgentExit, Emit, ToolWords
-from rollcage.agents.opencode.config import BINARY, PROVIDER, TOOLS, config_of, environment_of, permissions_of
+from rollcage.agents.opencode.config import (
+    BINARY,
+    EDIT_TOOLS,
+    PROVIDER,
+    TOOLS,
+    config_of,
+    environment_of,
+    permissions_of,
+)
 from rollcage.agents.opencode.listener import MAX_EVENTS
 from rollcage.agents.opencode.package import cpu_flags, layer_of, package_for
 from rollcage.agents.opencode.printed import Printed
@@ -57,6 +65,7 @@ class OpenCode:
         delegate=lambda prompt: ScriptedCall(
             name="task", arguments={"description": "look", "prompt": prompt, "subagent_type": "general"}
         ),
+        spare=tuple(sorted(EDIT_TOOLS)),
     )
     wire = "chat"
     tools = TOOLS

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from rollcage.conformance.agents.subject import PROBE, PROMPT, WORKDIR, Played, Subject, without_builds
+from rollcage.conformance.agents.subject import PROBE, PROMPT, WORKDIR, Need, Played, Subject, without_builds
 from rollcage.conformance.sandboxes.values import NotApplicable, expect, same
 from rollcage.errors import UsageError
 from rollcage.sandboxes.base import sh
@@ -35,27 +35,29 @@ class AgentCheck:
     """What must hold, in one sentence."""
     run: Trial
     """Returns where it holds, raises where it does not."""
+    needs: tuple[Need, ...] = ()
+    """Without these, an agent is not tried."""
 
 
 CHECKS: list[AgentCheck] = []
 
 
-def _check(name: str, holds: str) -> Callable[[Trial], Trial]:
+def _check(name: str, holds: str, *, needs: tuple[Need, ...] = ()) -> Callable[[Trial], Trial]:
     def decorate(trial: Trial) -> Trial:
-        CHECKS.append(AgentCheck(name, holds, trial))
+        CHECKS.append(AgentCheck(name, holds, trial, needs))
         return trial
 
     return decorate
 
 
-@_check("install.layers", "its layers are built, or are there")
+@_check("install.layers", "its layers are built, or are there", needs=("box",))
 async def _layers(subject: Subject) -> None:
     spec = SandboxSpec(backend=subject.provider.name, template=subject.template)
     async with subject.provider.open(spec, subject.agent.layers()) as box:
         same((await sh(box, "true")).code, 0, "a command in its box")
 
 
-@_check("install.once", "a second box is opened from what was built: nothing is fetched or built again")
+@_check("install.once", "a second box is opened from what was built: nothing is fetched or built again", needs=("box",))
 async def _once(subject: Subject) -> None:
     spec = SandboxSpec(backend=subject.provider.name, template=subject.template)
     async with subject.provider.open(spec, without_builds(subject.agent.layers())) as box:
@@ -67,15 +69,19 @@ def _well(played: Played) -> None:
     expect(rollout.outcome is Outcome.FINISHED, f"it ended so: {rollout.outcome}, {rollout.error}")
 
 
-@_check("run.finishes", "without network it plays the script to its end, its exit code is 0, the task's reward is 1")
+@_check("run.finishes", "without network it works to its end, its exit code is 0, and the reward is that of its work")
 async def _finishes(subject: Subject) -> None:
     played = await subject.usual()
     _well(played)
     same(played.rollout.agent_exit_code, 0, "exit code")
-    same(played.rollout.reward, 1.0, "reward")
+    same(played.rollout.reward, 0.0 if subject.lacks(("work",)) else 1.0, "reward")
 
 
-@_check("run.no_egress", "nothing of it tries to reach the network: no packet without a route, no name looked up")
+@_check(
+    "run.no_egress",
+    "nothing of it tries to reach the network: no packet without a route, no name looked up",
+    needs=("box",),
+)
 async def _no_egress(subject: Subject) -> None:
     played = await subject.usual()
     _well(played)
@@ -84,18 +90,26 @@ async def _no_egress(subject: Subject) -> None:
     same(played.egress, 0, "attempts to reach the network")
 
 
-@_check("prompt.verbatim", "the prompt reaches the model as it is: leading dashes, many scripts, blanks at its ends")
+@_check(
+    "prompt.verbatim",
+    "the prompt reaches the model as it is: leading dashes, many scripts, blanks at its ends",
+    needs=("model",),
+)
 async def _verbatim(subject: Subject) -> None:
     expect(_told((await subject.usual()), PROMPT), "the prompt is not in the first request as it was given")
 
 
-@_check("prompt.large", "a prompt of 100 kB reaches the model whole, in one piece")
+@_check("prompt.large", "a prompt of 100 kB reaches the model whole, in one piece", needs=("model",))
 async def _large(subject: Subject) -> None:
     expect(len(LARGE.encode()) > 100_000, "the prompt is not large")
     expect(_told(await _configured(subject), LARGE), "the prompt is not in the first request as it was given")
 
 
-@_check("turns.trainable", "every turn is the agent's own and trainable, with prompt ids, and there are no others")
+@_check(
+    "turns.trainable",
+    "every turn is the agent's own and trainable, with prompt ids, and there are no others",
+    needs=("model",),
+)
 async def _trainable(subject: Subject) -> None:
     played = await subject.usual()
     _well(played)
@@ -106,7 +120,11 @@ async def _trainable(subject: Subject) -> None:
         expect(turn.trainable and turn.prompt_ids and turn.tokens, f"turn {turn.index}: {turn.untrainable_reason}")
 
 
-@_check("turns.subagents", "the calls of a subagent are told apart: in a session of its own, with its parent's")
+@_check(
+    "turns.subagents",
+    "the calls of a subagent are told apart: in a session of its own, with its parent's",
+    needs=("model",),
+)
 async def _subagents(subject: Subject) -> None:
     delegate = subject.words.delegate
     if delegate is None:
@@ -136,18 +154,17 @@ def _opening(request: JsonObject) -> list[JsonObject]:
     return list(itertools.takewhile(lambda message: message.get("role") != "assistant", messages))
 
 
-@_check("tools.run", "a command is run in the box, and the model is told what came of it")
+@_check("tools.run", "a command is run in the box, and the model is told what came of it", needs=("model",))
 async def _run(subject: Subject) -> None:
     played = await subject.usual()
     _well(played)
-    told = json.dumps(played.rollout.turns[-1].request["messages"][-1])
-    expect(PROBE in told, f"the model was told: {told[-300:]}")
+    expect(PROBE in played.told, f"the model was told: {played.told[-300:]}")
 
 
-@_check("tools.edit", "its own tool for files writes one")
+@_check("tools.edit", "its own tool for files writes one", needs=("model",))
 async def _edit(subject: Subject) -> None:
     if subject.words.edit is None:
-        raise NotApplicable("it has no tool for files: its model edits them with commands")
+        raise NotApplicable("it has no tool of its own for files")
     played = await subject.usual()
     _well(played)
     path = f"{WORKDIR}/edited.txt"
@@ -157,10 +174,17 @@ async def _edit(subject: Subject) -> None:
     same(content, "by its own tool\n", "the file")
 
 
-@_check("events.complete", "its events tell every word of the model's and every call with its result, in neutral words")
+@_check(
+    "events.complete",
+    "its events tell every word of the model's and every call with its result, in neutral words",
+    needs=("work",),
+)
 async def _complete(subject: Subject) -> None:
     played = await subject.usual()
     _well(played)
+    if subject.lacks(("model",)):
+        expect(PROBE in played.told, "what its commands printed is in no event")
+        return
     said = "\n".join(played.texts)
     for number in range(3 if subject.words.edit else 2):
         expect(f"Step {number}." in said, f"'Step {number}.' is not among what it said")
@@ -169,14 +193,18 @@ async def _complete(subject: Subject) -> None:
     expect(any(PROBE in call.result for call in played.calls), "the result of a command is in no event")
 
 
-@_check("end.model_error", "where its model fails, its exit code is not 0, and the rollout says that it was the model")
+@_check(
+    "end.model_error",
+    "where its model fails, its exit code is not 0, and the rollout says that it was the model",
+    needs=("model",),
+)
 async def _model_error(subject: Subject) -> None:
     played = await subject.play("Try.", [ScriptedTurn(status=404, text="no such model")])
     expect(played.rollout.agent_exit_code not in (0, None), f"exit code {played.rollout.agent_exit_code}")
     same(played.rollout.outcome, Outcome.MODEL_UNREACHABLE, "outcome")
 
 
-@_check("end.limit", "where a limit is reached, it ends by itself, and the rollout names the limit")
+@_check("end.limit", "where a limit is reached, it ends by itself, and the rollout names the limit", needs=("model",))
 async def _limit(subject: Subject) -> None:
     script = subject.script("true", "true", "true")
     played = await subject.play("Go on.", script, limits=Limits(max_turns=1))
@@ -184,14 +212,18 @@ async def _limit(subject: Subject) -> None:
     expect(played.rollout.agent_exit_code not in (0, None), f"exit code {played.rollout.agent_exit_code}")
 
 
-@_check("end.children", "what it started in the background is dead when it has ended")
+@_check("end.children", "what it started in the background is dead when it has ended", needs=("box", "work"))
 async def _children(subject: Subject) -> None:
     played = await subject.usual()
     _well(played)
     same(played.left_alive, "", "processes that are still there")
 
 
-@_check("end.abort", f"aborted while its model speaks, that one falls silent and it is gone within {ABORT_S:g} s")
+@_check(
+    "end.abort",
+    f"aborted while its model speaks, that one falls silent and it is gone within {ABORT_S:g} s",
+    needs=("model",),
+)
 async def _abort(subject: Subject) -> None:
     model, began, at_abort = subject.model, 0.0, 0
     # The model's own clock, which a busy machine slows as well.
@@ -216,7 +248,7 @@ async def _abort(subject: Subject) -> None:
     expect(took <= ABORT_S * subject.pace, f"it took {took:.2f} s")
 
 
-@_check("secrets.none", "the real key of the model is in none of its files, events or requests")
+@_check("secrets.none", "the real key of the model is in none of its files, events or requests", needs=("box",))
 async def _secrets(subject: Subject) -> None:
     played = await subject.usual()
     _well(played)
@@ -231,24 +263,23 @@ async def _system_prompt(subject: Subject) -> None:
 
 @_check("config.env", "variables of the job's are in the environment of its commands")
 async def _env(subject: Subject) -> None:
+    _refused(subject, "env", {"ROLLCAGE_PROBE": "probe-7"})
     played = await _configured(subject)
     _well(played)
-    expect("probe-7" in json.dumps(played.rollout.turns[-1].request["messages"]), "a command did not see it")
+    expect("probe-7" in played.told, "a command did not see it")
 
 
 @_check("config.tools", "a tool that the job disables is not offered to the model, or that is refused by name")
 async def _tools(subject: Subject) -> None:
-    tool = _spare_tool(subject)
-    _refused(subject, "disabled_tools", _disabled(subject) or ("bash",))
-    offered = [one.get("function", {}).get("name") for one in (await _configured(subject)).first.get("tools", [])]
-    expect(offered and tool not in offered, f"{tool} is among {', '.join(map(str, offered))}")
-    usual = [one.get("function", {}).get("name") for one in (await subject.usual()).first.get("tools", [])]
-    expect(tool in usual, f"{tool} is not offered anyway")
+    _refused(subject, "disabled_tools", _spare(subject) or ("bash",))
+    spare = set(_spare(subject))
+    expect(spare & _offered(await subject.usual()), f"{', '.join(spare)} is not offered anyway")
+    offered = _offered(await _configured(subject))
+    expect(offered and not spare & offered, f"{', '.join(spare & offered)} is offered all the same")
 
 
-def _spare_tool(subject: Subject) -> str:
-    """The tool for files, as its model calls it."""
-    return "" if subject.words.edit is None else subject.words.edit("", "").name
+def _offered(played: Played) -> set[str]:
+    return {str(tool.get("function", {}).get("name")) for tool in played.first.get("tools", [])}
 
 
 def _refused(subject: Subject, field: str, value: object) -> None:
@@ -262,8 +293,9 @@ def _refused(subject: Subject, field: str, value: object) -> None:
 async def _configured(subject: Subject) -> Played:
     """A rollout with everything set that it takes, and the large prompt; played once."""
     if subject.configured is None:
-        spec: dict[str, object] = {"env": {"ROLLCAGE_PROBE": "probe-7"}}
-        for field, value in {"system_prompt": SYSTEM, "disabled_tools": _disabled(subject)}.items():
+        spec: dict[str, object] = {}
+        wanted = {"env": {"ROLLCAGE_PROBE": "probe-7"}, "system_prompt": SYSTEM, "disabled_tools": _spare(subject)}
+        for field, value in wanted.items():
             try:
                 subject.agent.check(AgentSpec(name=subject.agent.name, **{field: value}))
             except UsageError:
@@ -274,10 +306,12 @@ async def _configured(subject: Subject) -> Played:
     return subject.configured
 
 
-def _disabled(subject: Subject) -> tuple[str, ...]:
-    tool = _spare_tool(subject)
-    together = {"write", "edit", "apply_patch"} if subject.agent.name == "opencode" else {tool}
-    return tuple(sorted(together)) if tool else ()
+def _spare(subject: Subject) -> tuple[str, ...]:
+    """Tools that can be left out; empty where it has none."""
+    if subject.lacks(("model",)):
+        return ()
+    words = subject.words
+    return words.spare or ((words.edit("", "").name,) if words.edit else ())
 
 
 def _told(played: Played, words: str) -> bool:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 
-from rollcage.agent_events import AgentText, AgentToolCall
-from rollcage.agents.base import Agent, AgentContext, AgentExit, ClassifiesCalls, Emit, Scriptable, ToolWords
+from rollcage.agent_events import AgentOutput, AgentText, AgentToolCall
+from rollcage.agents.base import (
+    Agent,
+    AgentContext,
+    AgentExit,
+    AsksNoModel,
+    Emit,
+    InProcess,
+    RunsScript,
+    Scriptable,
+    TaskBound,
+    ToolWords,
+)
+from rollcage.agents.purposes import classifier_of
+from rollcage.conformance.agents.remote import ADDRESS, TOOL_WORDS, BoxEnvironments
 from rollcage.errors import UsageError
 from rollcage.events import Ended, Entry, Event, Queued
 from rollcage.gateway import Gateway
@@ -18,12 +32,12 @@ from rollcage.results.fold import Rollout
 from rollcage.rollout.run import RolloutDeps
 from rollcage.rollout.run import run as run_rollout
 from rollcage.sandboxes.base import SHELL, Provider, Sandbox, sh
+from rollcage.sandboxes.in_process import InProcessProvider
 from rollcage.sandboxes.layers import Layer
 from rollcage.simulators import RecordedRequest, ScriptedModel
 from rollcage.types import (
     HOME,
     AgentSpec,
-    CallOrigin,
     Endpoint,
     Job,
     JsonObject,
@@ -40,8 +54,12 @@ PROMPT = f"{FIRST}\n\n  Write a note, then read it.  \n"
 """It ends with blanks: a prompt is handed over as it is."""
 PROBE = "written 42"
 """The shell works it out: it is in no command, so whoever says it has seen the file."""
+VERIFY = "grep -qx 'written 42' note.txt"
 CHILD = "31415926"
 """How long the process sleeps that the agent leaves behind."""
+
+Need = Literal["model", "box", "work"]
+"""What a check cannot do without: an agent that asks a model, that has a box, that does something at all."""
 
 _TIMES = "/tmp/rollcage-cpu"  # noqa: S108 - in the box
 _TIMED = f"TIMEFORMAT='%U %S'; {{ time \"$@\" 2>&3; }} 3>&2 2>>{_TIMES}"
@@ -87,6 +105,13 @@ class Played:
                 seen[one.event.id or str(len(seen))] = one.event
         return list(seen.values())
 
+    @property
+    def told(self) -> str:
+        """What came of its commands, as its model was told; what they printed, where it asks none."""
+        if self.rollout.turns:
+            return json.dumps(self.rollout.turns[-1].request["messages"][-1])
+        return "".join(one.event.text for one in self.rollout.agent_events if isinstance(one.event, AgentOutput))
+
 
 @dataclass
 class Subject:
@@ -105,9 +130,22 @@ class Subject:
     _usual: Played | None = None
     _lock: anyio.Lock = field(default_factory=anyio.Lock)
 
+    def lacks(self, needs: Sequence[Need]) -> str:
+        """Why it cannot be tried in what needs these, by what its class declares; empty where it can."""
+        no_model, no_box = isinstance(self.agent, AsksNoModel), isinstance(self.agent, InProcess)
+        if "box" in needs and no_box:
+            return "it works in no box: its tools are a remote environment's"
+        if "model" in needs and no_model:
+            return "it asks no model"
+        if "work" in needs and no_model and not isinstance(self.agent, RunsScript):
+            return "it does no work"
+        return ""
+
     @property
     def words(self) -> ToolWords:
         """How its tools are called."""
+        if isinstance(self.agent, InProcess):
+            return TOOL_WORDS
         words = self.agent.tool_words if isinstance(self.agent, Scriptable) else None
         if words is None:
             raise UsageError(f"{self.agent.name} does not say how its tools are called: set tool_words")
@@ -115,6 +153,8 @@ class Subject:
 
     def script(self, *commands: str, edits: Mapping[str, str] | None = None) -> list[ScriptedTurn]:
         """Says something, runs each command in a turn of its own, writes files, and ends."""
+        if isinstance(self.agent, AsksNoModel):
+            return [ScriptedTurn(text=command) for command in commands]
         words = self.words
         calls = [words.run(command) for command in commands]
         if words.edit is not None:
@@ -148,17 +188,18 @@ class Subject:
         endpoint = self.model.endpoint(script)
         asked = AgentSpec(name=self.agent.name, **(spec or {}))
         self.agent.check(asked)
-        verify = ("grep -qx 'written 42' note.txt",)
-        task = Task(instruction=instruction, verify=verify, limits=limits or Limits())
-        box = SandboxSpec(backend=self.provider.name, template=self.template)
-        job = Job(task=task, model=endpoint, agent=asked, sandbox=box)
-        watched = _WatchedAgent(self.agent, endpoint.key.get_secret_value(), timed=timed)
+        job = self._job(self._task(instruction, script, limits or Limits()), endpoint, asked)
+        agent = self.agent.bound_to(job.task) if isinstance(self.agent, TaskBound) else self.agent
+        watched = _WatchedAgent(agent, endpoint.key.get_secret_value(), timed=timed)
         entries = [Entry(rollout_id="conformance", seq=1, time=time.time(), event=Queued(job=job))]
 
         async def log(event: Event) -> None:
             entries.append(Entry(rollout_id="conformance", seq=len(entries) + 1, time=time.time(), event=event))
 
         deps = RolloutDeps(provider=self.provider, agent=watched, gateway=self.gateway)
+        if job.environment:
+            environments = BoxEnvironments(self.provider, job.sandbox, WORKDIR, VERIFY)
+            deps = replace(deps, provider=InProcessProvider(), environments=environments)
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as scope:
                 if while_running is not None:
@@ -177,6 +218,21 @@ class Subject:
             cpu_s=seen.get("cpu_s", 0.0),
         )
 
+    def _task(self, instruction: str, script: Sequence[ScriptedTurn], limits: Limits) -> Task:
+        """What is to be done, by whom it is written: in a script where the agent asks no model."""
+        if isinstance(self.agent, InProcess):
+            return Task(instruction=instruction, limits=limits)
+        task = Task(instruction=instruction, verify=(VERIFY,), limits=limits)
+        if isinstance(self.agent, RunsScript):
+            commands = "\n".join(turn.text for turn in script)
+            task = task.model_copy(update={self.agent.script_field: commands})
+        return task
+
+    def _job(self, task: Task, endpoint: Endpoint, asked: AgentSpec) -> Job:
+        box = SandboxSpec(backend=self.provider.name, template=self.template)
+        environment = ADDRESS if isinstance(self.agent, InProcess) else ""
+        return Job(task=task, model=endpoint, agent=asked, sandbox=box, environment=environment)
+
     async def start_cost(self) -> float | None:
         """CPU seconds of its processes in a rollout of three model calls; None where that did not go well."""
         script = self.script("echo written 42 > note.txt", "true")
@@ -190,6 +246,9 @@ class _WatchedAgent:
     def __init__(self, agent: Agent, secret: str, *, timed: bool = False) -> None:
         self._agent, self._secret, self._timed = agent, secret, timed
         self.name, self.version, self.own_paths = agent.name, agent.version, agent.own_paths
+        self.origin = classifier_of(agent)
+        if isinstance(agent, AsksNoModel):
+            self.asks_no_model = True
         self.seen: dict[str, Any] = {}
 
     def check(self, spec: AgentSpec) -> None:
@@ -197,12 +256,6 @@ class _WatchedAgent:
 
     def layers(self) -> Sequence[Layer]:
         return self._agent.layers()
-
-    def origin(self, headers: Mapping[str, str], body: JsonObject) -> CallOrigin:
-        from rollcage.agents.purposes import by_headers
-
-        known = self._agent
-        return known.origin(headers, body) if isinstance(known, ClassifiesCalls) else by_headers(headers, body)
 
     async def log_tail(self, box: Sandbox) -> str:
         return await self._agent.log_tail(box)
@@ -216,6 +269,8 @@ class _WatchedAgent:
             told = (await sh(box, f"cat {_TIMES}")).stdout.text.split()
             self.seen["cpu_s"] = sum(map(float, told))
             return ending
+        if isinstance(self._agent, InProcess):
+            return await self._agent.solve(box, instruction, context, spec, workdir=workdir, emit=emit)
         before = await _tries(box)
         ending = await self._agent.solve(box, instruction, context, spec, workdir=workdir, emit=emit)
         after = await _tries(box)

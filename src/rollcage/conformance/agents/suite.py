@@ -44,6 +44,8 @@ async def judge(check: AgentCheck, subject: Subject) -> CheckVerdict:
     began, outcome, detail = time.monotonic(), "passed", ""
     try:
         with anyio.fail_after(DEADLINE_S * subject.pace):
+            if lacking := subject.lacks(check.needs):
+                raise NotApplicable(lacking)
             await check.run(subject)
     except NotApplicable as reason:
         outcome, detail = "not_applicable", str(reason)
