@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
+import shutil
 import sys
 import tempfile
 import zipfile
@@ -53,43 +55,62 @@ class PythonAgent(CliAgent):
         """One: the wheels, unpacked, and the driver."""
         if not self.pinned:
             raise SetupError(f"{self.name} is pinned with all it needs, in version {type(self).version} only")
-        wheels = self.wheels()
-        key = json.dumps([wheels, self.driver, 1], sort_keys=True)
+        wheels, kept = self.wheels(), self.downloads.folder
+        key = json.dumps([wheels, self.driver, 2], sort_keys=True)
 
         async def build(folder: Path) -> None:
             place = folder / INSTALLED / self.name
+            await fetch_wheels({file: digest for files in wheels.values() for file, digest in files.items()}, kept)
             for version, files in wheels.items():
-                for file, digest in files.items():
-                    wheel = await fetch_wheel(file, digest, self.downloads.folder)
-                    await anyio.to_thread.run_sync(_unpack, wheel, place / version)
+                for file in files:
+                    await anyio.to_thread.run_sync(_unpack, kept / file, place / version)
             (place / "driver.py").write_text(self.driver, encoding="utf-8")
+            await _compile(place)
 
         return [Layer(name=f"{self.name}-{self.version}", key=key, build=build)]
 
 
-async def fetch_wheel(file: str, digest: str, downloads: Path) -> Path:
-    """A wheel by its file name, downloaded once by pip and checked against its SHA-256."""
-    kept = downloads / file
-    if kept.exists() and _sha256(kept) == digest:
-        return kept
+async def fetch_wheels(wanted: Mapping[str, str], downloads: Path) -> None:
+    """Wheels by their file names, downloaded once by pip and checked against their SHA-256."""
     await anyio.Path(downloads).mkdir(parents=True, exist_ok=True)
-    name, version, python, abi, systems = file.removesuffix(".whl").split("-")
-    tags = [word for system in systems.split(".") for word in ("--platform", system)]
-    with tempfile.TemporaryDirectory(dir=downloads) as folder:
-        argv = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        argv += ["--only-binary", ":all:", "--dest", folder, *tags, "--implementation", python[:2]]
-        # What is for every Python is asked for as for the oldest one that will do.
-        least = "3.10" if python.endswith("py3") else python[2:]
-        argv += ["--python-version", least, "--abi", abi, f"{name}=={version}"]
-        done = await anyio.run_process(argv, check=False)
-        found = Path(folder, file)
-        if done.returncode or not await anyio.Path(found).exists():
-            said = " ".join(done.stderr.decode(errors="replace").strip().splitlines()[-1:])
-            raise SetupError(f"pip could not fetch {file}: {said}; check the network and run it again")
-        if _sha256(found) != digest:
-            raise AgentError(f"{file} is not what was pinned: its SHA-256 differs; it was thrown away")
-        await anyio.Path(found).replace(kept)
-    return kept
+    together: dict[str, list[str]] = {}
+    for file, digest in wanted.items():
+        if not (downloads / file).exists() or _sha256(downloads / file) != digest:
+            together.setdefault("-".join(file.removesuffix(".whl").split("-")[2:]), []).append(file)
+    for tags, files in together.items():
+        with tempfile.TemporaryDirectory(dir=downloads) as folder:
+            await _download(tags, files, Path(folder))
+            for file in files:
+                if _sha256(Path(folder, file)) != wanted[file]:
+                    raise AgentError(f"{file} is not what was pinned: its SHA-256 differs; it was thrown away")
+                await anyio.Path(folder, file).replace(downloads / file)
+
+
+async def _download(tags: str, files: Sequence[str], folder: Path) -> None:
+    """Wheels that are for the same Pythons and machines: pip starts once for all of them."""
+    python, abi, systems = tags.split("-")
+    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    argv += ["--only-binary", ":all:", "--dest", str(folder), "--implementation", python[:2], "--abi", abi]
+    # What is for every Python is asked for as for the oldest one that will do.
+    argv += ["--python-version", "3.10" if python.endswith("py3") else python[2:]]
+    argv += [word for system in systems.split(".") for word in ("--platform", system)]
+    done = await anyio.run_process([*argv, *("==".join(file.split("-")[:2]) for file in files)], check=False)
+    missing = [file for file in files if not await anyio.Path(folder, file).exists()]
+    if done.returncode or missing:
+        said = " ".join(done.stderr.decode(errors="replace").strip().splitlines()[-1:])
+        raise SetupError(f"pip could not fetch {', '.join(missing or files)}: {said}; check the network and run it again")
+
+
+async def _compile(place: Path) -> None:
+    """Byte code for this machine's own python3, which its boxes have as well: else each start would compile anew.
+
+    A box with another one compiles by itself.
+    """
+    python = shutil.which("python3", path=os.defpath) or sys.executable
+    # It goes by the source's hash, which nobody checks: times differ from box to box, and the layer never changes.
+    options = ["-q", "--invalidation-mode", "unchecked-hash", "-s", str(place)]
+    argv = [python, "-I", "-m", "compileall", *options, str(place)]
+    await anyio.run_process(argv, check=False)  # what is no Python of this version stays as it is
 
 
 def _sha256(path: Path) -> str:
