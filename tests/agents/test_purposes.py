@@ -57,6 +57,16 @@ def test_what_a_call_is_for(headers: dict[str, str], body: dict[str, Any], purpo
         ({"session-id": "s", "thread-id": "s"}, (Purpose.AGENT, "s", "")),
         ({"session-id": "s", "thread-id": "t", "x-codex-parent-thread-id": "s"}, (Purpose.SUBAGENT, "t", "s")),
         ({"session-id": "s", "thread-id": "s", "x-openai-subagent": "compact"}, (Purpose.COMPACTION, "s", "")),
+        (
+            {"session-id": "s", "thread-id": "s", "x-codex-turn-metadata": '{"request_kind": "compaction"}'},
+            (Purpose.COMPACTION, "s", ""),
+        ),
+        (
+            {"session-id": "s", "thread-id": "s", "x-codex-turn-metadata": '{"request_kind": "turn"}'},
+            (Purpose.AGENT, "s", ""),
+        ),
+        ({"session-id": "s", "x-codex-turn-metadata": "[" * 100_000}, (Purpose.AGENT, "s", "")),
+        ({"session-id": "s", "x-codex-turn-metadata": "[3]"}, (Purpose.AGENT, "s", "")),
     ],
 )
 def test_other_agents_name_their_sessions_in_other_headers(
@@ -75,6 +85,18 @@ def test_other_agents_name_their_sessions_in_other_headers(
 def test_claude_code_is_known_by_its_prompts_too(words: str, purpose: Purpose) -> None:
     headers = {"x-claude-code-session-id": "s"}
     assert by_headers(headers, {"messages": [{"role": "system", "content": words}]}) == (purpose, "s", "")
+
+
+def test_claude_code_sums_up_within_its_conversation_by_the_last_words_of_its_user() -> None:
+    headers, asks = {"x-claude-code-session-id": "s"}, "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n..."
+
+    def asked(*messages: dict[str, Any]) -> Purpose:
+        return by_headers(headers, {"messages": list(messages), "tools": [{}]}).purpose
+
+    said = {"role": "user", "content": "hi"}
+    assert asked(said, {"role": "user", "content": [{"type": "text", "text": asks}]}) is Purpose.COMPACTION
+    assert asked({"role": "user", "content": asks}, {"role": "assistant", "content": "x"}, said) is Purpose.AGENT
+    assert asked(said, {"role": "tool", "content": asks}) is Purpose.AGENT
 
 
 def test_qwen_code_names_no_sessions_so_a_subagent_is_known_by_how_its_conversation_begins() -> None:

@@ -6,14 +6,18 @@ here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from rollcage.agents.base import Agent, ClassifiesCalls
+from rollcage.agents.fields import table, tables
 from rollcage.types import CallClassifier, CallOrigin, JsonObject, Purpose
 
 _CLAUDE_TITLES = ("Generate a concise, sentence-case title",)
 _CLAUDE_SUMMARIES = ("You are a helpful AI assistant tasked with summarizing",)
+_CLAUDE_COMPACTS = "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools."
+"""How it asks for a summary within the conversation, its tools offered as before."""
 
 
 def claude_code(headers: Mapping[str, str], body: JsonObject) -> CallOrigin:
@@ -21,16 +25,26 @@ def claude_code(headers: Mapping[str, str], body: JsonObject) -> CallOrigin:
     session, agent = headers.get("x-claude-code-session-id", ""), headers.get("x-claude-code-agent-id", "")
     parent = headers.get("x-claude-code-parent-agent-id") or (session if agent else "")
     purpose = by_prompt(body, _CLAUDE_TITLES, _CLAUDE_SUMMARIES) or (Purpose.SUBAGENT if parent else Purpose.AGENT)
+    last = next(reversed(tables(body.get("messages"))), {})
+    if last.get("role") == "user" and _text_of(last).startswith(_CLAUDE_COMPACTS):
+        purpose = Purpose.COMPACTION
     return CallOrigin(purpose, agent or session, parent)
 
 
 def codex(headers: Mapping[str, str], body: JsonObject) -> CallOrigin:
-    """Codex: threads in a session; helpers say what they are."""
+    """Codex: threads in a session; helpers say what they are, and each request its kind."""
     parent, helper = headers.get("x-codex-parent-thread-id", ""), headers.get("x-openai-subagent", "")
     purpose = Purpose.SUBAGENT if parent or helper else Purpose.AGENT
-    if helper == "compact":
+    if helper == "compact" or _codex_kind(headers.get("x-codex-turn-metadata", "")) == "compaction":
         purpose = Purpose.COMPACTION
     return CallOrigin(purpose, headers.get("thread-id") or headers.get("session-id", ""), parent)
+
+
+def _codex_kind(metadata: str) -> object:
+    try:
+        return table(json.loads(metadata or "{}")).get("request_kind")
+    except (ValueError, RecursionError):
+        return None
 
 
 def classifier_of(agent: Agent) -> CallClassifier:

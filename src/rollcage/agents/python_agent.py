@@ -98,7 +98,9 @@ async def _download(tags: str, files: Sequence[str], folder: Path) -> None:
     missing = [file for file in files if not await anyio.Path(folder, file).exists()]
     if done.returncode or missing:
         said = " ".join(done.stderr.decode(errors="replace").strip().splitlines()[-1:])
-        raise SetupError(f"pip could not fetch {', '.join(missing or files)}: {said}; check the network and run it again")
+        raise SetupError(
+            f"pip could not fetch {', '.join(missing or files)}: {said}; check the network and run it again"
+        )
 
 
 async def _compile(place: Path) -> None:
