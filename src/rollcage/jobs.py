@@ -1,4 +1,4 @@
-"""From the arguments of a rollout to its job, for every door: the server's callers, the command line, Python."""
+"""From the arguments of a rollout to its job, for every interface: the server's callers, the command line, Python."""
 
 from __future__ import annotations
 

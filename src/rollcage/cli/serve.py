@@ -108,7 +108,7 @@ def _serve(options: dict[str, Any], home: str | None, as_json: bool) -> int:
     settings = Settings.from_environ(home=home).sending_traces(options["otlp"], options["otlp_content"])
     settings = settings.with_replicas(options["endpoint_replicas"])
     try:
-        from rollcage.server.memory import share_arenas
+        from rollcage.server.interpreter import share_arenas
         from rollcage.server.service import ServerLimits
         from rollcage.server.serving import ServeOptions
         from rollcage.server.serving import serve as run

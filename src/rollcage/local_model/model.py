@@ -14,8 +14,8 @@ from typing import Any, Self
 import anyio
 from pydantic import SecretStr
 
-from rollcage.errors import SetupError, UsageError
-from rollcage.local_model.process import EngineProcess, Orders, PortTaken, running
+from rollcage.errors import ModelError, SetupError, UsageError
+from rollcage.local_model.process import EngineProcess, Orders, running
 from rollcage.local_model.weights import Progress, fetch_weights
 from rollcage.types import Endpoint, Sampling
 
@@ -91,8 +91,9 @@ class LocalModel:
                 f"the local model was not ready within {START_TIMEOUT_S:.0f} s; "
                 "see whether this machine has processors and memory to spare"
             ) from error
-        except PortTaken as error:
-            raise _port_taken(self._port) from error
+        except ModelError:
+            _check_port(self._port)  # somebody may have taken it meanwhile
+            raise
         return self
 
     async def __aexit__(self, *raised: object) -> None:
@@ -112,7 +113,7 @@ def _check_engine() -> None:
 
 
 def _check_port(port: int) -> None:
-    """Before anything is downloaded. The engine itself tells where somebody took the port meanwhile."""
+    """UsageError where nothing can listen there."""
     if not 0 <= port <= 65535:
         raise UsageError(f"port {port} does not exist; choose one from 1024 to 65535, or 0 for any that is free")
     if not port:
@@ -124,8 +125,4 @@ def _check_port(port: int) -> None:
         except PermissionError as error:
             raise UsageError(f"port {port} is not ours to take; choose one from 1024 to 65535") from error
         except OSError as error:
-            raise _port_taken(port) from error
-
-
-def _port_taken(port: int) -> UsageError:
-    return UsageError(f"port {port} is in use; choose another one, or 0 for any that is free")
+            raise UsageError(f"port {port} is in use; choose another one, or 0 for any that is free") from error

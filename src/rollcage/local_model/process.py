@@ -34,10 +34,6 @@ class Orders(NamedTuple):
     threads: int
 
 
-class PortTaken(ModelError):
-    """Somebody else has the port."""
-
-
 class EngineProcess:
     """A running engine."""
 
@@ -62,8 +58,6 @@ class EngineProcess:
         except _BROKEN as error:
             code = await self._process.wait()
             said = self._last_words()
-            if "couldn't bind" in said:
-                raise PortTaken(said) from error
             raise ModelError(f"the local model's engine did not start (exit code {code}): {said}") from error
         address = json.loads(line)["address"]
         while not await _healthy(address):  # noqa: ASYNC110 - it is another process: it sets no event of ours

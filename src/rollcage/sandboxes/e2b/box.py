@@ -16,8 +16,8 @@ from rollcage.sandboxes import launcher
 from rollcage.sandboxes.base import Separation
 from rollcage.sandboxes.box import BackendBox
 from rollcage.sandboxes.e2b.cloud import BoxGone, Cloud
+from rollcage.sandboxes.e2b.files import read_by_command, write_by_command
 from rollcage.sandboxes.e2b.process import DIVIDED, DOOR, PROGRAM, E2BProcess
-from rollcage.sandboxes.file_commands import read_by_command, write_by_command
 from rollcage.sandboxes.judged import JudgedSide, Side
 from rollcage.sandboxes.relay import relayed
 from rollcage.types import HOME, SandboxSpec
