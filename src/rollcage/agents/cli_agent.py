@@ -183,7 +183,7 @@ class _Printed:
         self._emit, self._reader, self._bytes = emit, reader, 0
         self._session, self._count = "", 0
         self.error: str | None = None
-        """The error that it ended with; one that it went on after is none."""
+        """The error that it ended with; one that it went on after does not count."""
         self.last = ""
         """The last thing that it said, or printed beside its events."""
 

@@ -15,22 +15,22 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def count(value: Any) -> int:
-    """A number of things; 0 where it is none."""
+    """A number of things; 0 where it is not a number."""
     return int(value) if is_number(value) and value > 0 else 0
 
 
 def table(value: Any) -> JsonObject:
-    """An object; an empty one where it is none."""
+    """An object; an empty one where it is not an object."""
     return value if isinstance(value, dict) else {}
 
 
 def tables(value: Any) -> list[JsonObject]:
-    """The objects of a list; none where it is no list."""
+    """The objects of a list; empty where it is not a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def text(value: Any) -> str:
-    """A text; what is none is told as JSON."""
+    """A text; anything else as JSON."""
     if value is None:
         return ""
     return str(json_safe(value if isinstance(value, str) else json.dumps(json_safe(value))))

@@ -35,7 +35,7 @@ def run_options() -> list[click.Option]:
 
 
 def model_options() -> list[click.Option]:
-    """Those that say who thinks."""
+    """Those that name the model."""
     return _options([name for name in EndpointArguments.model_fields if name not in _SAMPLING])
 
 

@@ -159,7 +159,7 @@ def check_address(scheme: str, place: str) -> None:
     try:
         parts = urlsplit(place)
         right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and place.isprintable()
-    except ValueError:  # a port or an IPv6 address that is none
+    except ValueError:  # a port or an IPv6 address that is not one
         right = False
     if not right:
         raise UsageError(

@@ -27,7 +27,7 @@ def boundary(address: str) -> Iterator[None]:
 
 
 def reward_of(name: str, said: Any) -> float | None:
-    """The number that an environment calls a reward; None where it says nothing. What is no number is ScoringError."""
+    """What an environment calls a reward; None where it says nothing, ScoringError where it is not a number."""
     if said is None:
         return None
     reward = number_of(said)
@@ -37,7 +37,7 @@ def reward_of(name: str, said: Any) -> float | None:
 
 
 def number_of(said: Any) -> float | None:
-    """What an environment calls a reward, as a number; None where it is none. It may be infinite or NaN."""
+    """What an environment calls a reward, as a number; None where it is not one. It may be infinite or NaN."""
     try:
         return float(said) if isinstance(said, bool | int | float) else None
     except OverflowError:

@@ -192,7 +192,7 @@ class ProbeAnswer(NamedTuple):
 
     @property
     def value(self) -> JsonObject:
-        """The body of a good answer; empty where it is none."""
+        """The body of a good answer; empty where it is not good."""
         return (object_of(self.body) or {}) if self.status == 200 else {}
 
 

@@ -101,7 +101,7 @@ class MessageDraft:
 
 
 def object_in(arguments: str) -> JsonObject | None:
-    """The JSON object that a call's arguments are; None where they are none."""
+    """The JSON object that a call's arguments are; None where they are not one."""
     try:
         value = json.loads(arguments, parse_constant=_no_constant)
     except (ValueError, RecursionError):

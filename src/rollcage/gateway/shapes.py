@@ -148,7 +148,7 @@ def piece_of(data: bytes) -> MessagePiece:
 
 
 def object_of(data: bytes) -> JsonObject | None:
-    """A JSON object, read generously: lone surrogates and bad UTF-8 become U+FFFD; None where it is none."""
+    """A JSON object, read generously: lone surrogates and bad UTF-8 become U+FFFD; None where it is not one."""
     try:
         value = msgspec.json.decode(data)
     except (ValueError, RecursionError):

@@ -100,7 +100,7 @@ class RpcRequest:
 
 
 def message_of(text: str | bytes) -> JsonObject:
-    """One JSON-RPC message; Malformed where it is none."""
+    """One JSON-RPC message; Malformed where it is not one."""
     message = json_of_message(text)
     if not isinstance(message, dict):
         raise Malformed("the answer is no JSON object")
@@ -108,7 +108,7 @@ def message_of(text: str | bytes) -> JsonObject:
 
 
 def json_of_message(text: str | bytes) -> object:
-    """The JSON in a body; Malformed where it is none."""
+    """The JSON in a body; Malformed where it is not JSON."""
     try:
         # NaN and its like are no JSON either, but common; as text they can be passed on to anybody.
         return json.loads(text, parse_constant=str)

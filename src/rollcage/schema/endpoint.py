@@ -1,4 +1,4 @@
-"""The arguments that say who thinks: one declaration for rollouts, task files and the command line."""
+"""The arguments that name the model: one declaration for rollouts, task files and the command line."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def plan_of(request: BatchRequest) -> tuple[BatchPlan, dict[str, RolloutRequest]
         named_model(model)
     if not models:
         if not {agent or task.agent for agent in agents for task in tasks.values()} <= NO_MODEL_AGENTS:
-            raise UsageError("is missing: who thinks?", argument="models")
+            raise UsageError("is missing: name at least one model", argument="models")
         models = (NO_MODEL_LABEL,)
     refs = tuple(TaskRef(id=name, digest=_digest(task)) for name, task in tasks.items())
     plan = BatchPlan(name=request.name, models=models, agents=tuple(dict.fromkeys(agents)), n=request.n, tasks=refs)

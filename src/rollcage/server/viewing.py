@@ -117,7 +117,7 @@ def copy_app(fetch: Fetch) -> ASGIApp:
 
 
 def as_data(script: bytes | None) -> bytes | None:
-    """The script again, made of its data alone: whatever else is in it never runs. None where it is none."""
+    """The script again, made of its data alone: whatever else is in it never runs. None where it is not ours."""
     text = (script or b"").strip()
     if not (text.startswith(PUT[0]) and text.endswith(PUT[1])):
         return None

@@ -244,7 +244,7 @@ class _TableReader:
 
 
 def _odd_values(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """What TOML can say and a log cannot keep: dates, and numbers that are none."""
+    """What TOML can say and a log cannot keep: dates, and numbers that JSON has not."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _odd_values(item, (*path, str(name)))

@@ -66,7 +66,7 @@ def main():
     config = yaml.safe_load((package_dir / "config" / "mini.yaml").read_text())
     config["agent"]["cost_limit"] = 0
     if orders["system_prompt"]:
-        # Its own is a template: what a user writes is none.
+        # Its own is a template: what a user writes is not.
         config["agent"]["system_template"] = "{% raw %}" + orders["system_prompt"] + "{% endraw %}"
     config = recursive_merge(config, orders["config"])
     config["model"].get("model_kwargs", {}).pop("drop_params", None)  # litellm's

@@ -53,7 +53,7 @@ class ServerAnswer(NamedTuple):
     body: bytes
 
     def json(self) -> Any:
-        """The body as JSON; raises ServerGone for an error status or a body that is none."""
+        """The body as JSON; raises ServerGone for an error status or a body that is not JSON."""
         if not 200 <= self.status < 300:
             said = self.body[:300].decode(errors="replace")
             raise ServerGone(f"the agent's server answered HTTP {self.status}: {said}")
@@ -179,7 +179,7 @@ class Channel:
 
 
 def object_in(data: bytes) -> JsonObject | None:
-    """The JSON object that an event carries; None where it is none."""
+    """The JSON object that an event carries; None where it carries none."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):

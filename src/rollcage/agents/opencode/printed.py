@@ -27,7 +27,7 @@ class Printed:
 
     @property
     def complaint(self) -> str | None:
-        """The last line that is none of the log."""
+        """The last line that is not of the log."""
         output = self._tail.output
         whole = output.text.splitlines()[1 if output.truncated else 0 :]
         lines = [line for line in whole if line.strip() and not line.startswith(_LOGGED)]

@@ -190,7 +190,7 @@ class ImageStore:
     def folders(self, image: Image, kind: str) -> list[str]:
         """The `home` or `system` folders of its parts, topmost first, as paths in the layer folder."""
         places = [f"{part}/{kind}" for part in image.parts]
-        # A symlink is none of ours: it would be followed when it is mounted, out to the host.
+        # We make no symlinks here: one would be followed when it is mounted, out to the host.
         return [place for place in places if stat.S_ISDIR(_mode(self.layers.folder / place))]
 
     def _wants(self, part: str) -> bool:
