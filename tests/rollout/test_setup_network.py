@@ -117,7 +117,7 @@ async def test_the_machine_s_tools_are_asked_for_its_indexes(index: str) -> None
 
 def test_packages_leads_pip_to_the_machine_s_index_over_the_server_s_door(index: str, tmp_path: Path) -> None:
     install = "pip install --user --break-system-packages mine && env > env.txt"
-    look = "python3 -c 'import mine; print(mine.WORD)' && ! env | grep PIP_ && test ! -e /tmp/rollcage-mirrors.crt"
+    look = "python3 -c 'import mine; print(mine.WORD)' && ! env | grep PIP_ && test ! -e ~/.rollcage-mirrors.crt"
     arguments = shell(look, setup=[install], setup_hosts=["packages"], verify=["grep -q PIP_INDEX_URL env.txt"])
     with served(tmp_path / "home", sessions=0) as url:
         result = _run_rollout(url, arguments)

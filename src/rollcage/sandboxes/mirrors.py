@@ -19,12 +19,13 @@ import anyio
 from rollcage.errors import SetupError
 from rollcage.sandboxes.base import PATH, Sandbox, run
 from rollcage.sandboxes.egress import Refusal, egress, tell_nobody
-from rollcage.types import Value
+from rollcage.types import HOME, Value
 
 PACKAGES = "packages"
 """Stands among host names for the package indexes of this machine."""
 
-_TRUSTED = "/tmp/rollcage-mirrors.crt"  # noqa: S108 - in the box, while its setup runs
+_TRUSTED = f"{HOME}/.rollcage-mirrors.crt"
+"""In the box, while its commands run. Not in /tmp: verify commands have one of their own."""
 _READ_BY = (
     *("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO"),
     *("NODE_EXTRA_CA_CERTS", "npm_config_cafile"),

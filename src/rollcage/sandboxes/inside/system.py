@@ -35,5 +35,7 @@ ROOT_USERS = {
     "group": USERS["group"],
 }
 """The same, for boxes whose commands see themselves as root."""
+APT = ("apt/apt.conf.d/99one-user", 'APT::Sandbox::User "root";\n')
+"""A file of those in `/etc`: apt would fetch as a user of its own, and such a box has one."""
 NAMES = {"hosts": "127.0.0.1 localhost box\n::1 localhost\n", "hostname": "box\n"}
 """The same, for boxes whose network we make ourselves; container engines write their own."""

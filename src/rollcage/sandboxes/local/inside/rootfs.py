@@ -298,7 +298,8 @@ def _prepare_root(whole: bool, folders: Sequence[str]) -> None:
     os.mkdir(FRAME + home.SKELETON)
     # Such an image has its own users; one of them is root.
     known = any(os.path.lexists(f"{folder}/etc/passwd") for folder in folders)
-    _skeleton(FRAME + home.SKELETON, shown.NAMES if known else {**shown.ROOT_USERS, **shown.NAMES})
+    texts = {**shown.NAMES, shown.APT[0]: shown.APT[1]}
+    _skeleton(FRAME + home.SKELETON, texts if known else {**shown.ROOT_USERS, **texts})
     os.mkdir(f"{FRAME}{home.SKELETON}{home.ROOT_HOME}")
 
 
@@ -315,6 +316,7 @@ def _skeleton(root: str, texts: Mapping[str, str]) -> None:
     for name in ("dev", "etc", "home", "home/user", "proc", "run", "tmp"):
         os.mkdir(f"{root}/{name}")
     for name, text in texts.items():
+        os.makedirs(os.path.dirname(f"{root}/etc/{name}"), exist_ok=True)
         with open(f"{root}/etc/{name}", "w") as file:
             file.write(text)
 
