@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from rollcage.errors import SandboxError, SetupError, UsageError
-from rollcage.sandboxes.images import dockerfile
-from rollcage.sandboxes.images.dockerfile import ImageBuilder, build_dockerfile, builder
+from rollcage.sandboxes.images import builders
+from rollcage.sandboxes.images.builders import ImageBuilder, builder
+from rollcage.sandboxes.images.dockerfile import build_dockerfile
 from rollcage.sandboxes.local.provider import LocalProvider
 from support.commands import rollcage
 from support.container_engine import need_base, need_buildah
@@ -42,7 +43,7 @@ def context(tmp_path: Path) -> Path:
 
 def pretending(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     tool = ImageBuilder("sh", ("-c", script), lambda tag, to: ("-c", f": > {to}"))
-    monkeypatch.setattr(dockerfile, "TOOLS", (tool,))
+    monkeypatch.setattr(builders, "TOOLS", (tool,))
 
 
 async def test_a_build_that_fails_shows_its_last_lines(
@@ -82,7 +83,7 @@ async def test_a_build_that_hangs_is_killed(
 async def test_what_cannot_begin_is_said(
     provider: LocalProvider, context: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dockerfile, "TOOLS", (ImageBuilder("no-such-builder", (), lambda tag, to: ()),))
+    monkeypatch.setattr(builders, "TOOLS", (ImageBuilder("no-such-builder", (), lambda tag, to: ()),))
     with pytest.raises(SetupError, match="no-such-builder"):
         await build_dockerfile(provider, "x", context, silent)
     with pytest.raises(UsageError, match="no Dockerfile"):
@@ -92,9 +93,9 @@ async def test_what_cannot_begin_is_said(
 def test_doctor_names_the_builder(monkeypatch: pytest.MonkeyPatch) -> None:
     from rollcage.cli.findings import image_builder
 
-    monkeypatch.setattr(dockerfile, "TOOLS", (ImageBuilder("sh", (), lambda tag, to: ()),))
+    monkeypatch.setattr(builders, "TOOLS", (ImageBuilder("sh", (), lambda tag, to: ()),))
     assert image_builder().detail.endswith("/sh") and not image_builder().remedy
-    monkeypatch.setattr(dockerfile, "TOOLS", (ImageBuilder("no-such-builder", (), lambda tag, to: ()),))
+    monkeypatch.setattr(builders, "TOOLS", (ImageBuilder("no-such-builder", (), lambda tag, to: ()),))
     assert "none of no-such-builder" in image_builder().detail and "buildah" in image_builder().remedy
 
 

@@ -187,16 +187,18 @@ def _other_agents(settings: Settings) -> Finding:
 
 def image_builder() -> Finding:
     """Who builds the Dockerfiles of task folders."""
+    import os
     import shutil
 
-    from rollcage.sandboxes.images.dockerfile import TOOLS, builder
+    from rollcage.sandboxes.images.builders import find_builder, remedy
 
-    tool, known = builder(), ", ".join(each.name for each in TOOLS)
-    if tool:
-        return Finding(name="image builder", ok=True, needed=False, detail=f"{shutil.which(tool.name)}")
-    detail = f"none of {known}; images of Dockerfiles cannot be built here"
-    remedy = "apt-get install buildah"
-    return Finding(name="image builder", ok=True, needed=False, detail=detail, remedy=remedy)
+    found = find_builder()
+    if found.tool is None:
+        detail = f"none works, so images of Dockerfiles cannot be built here ({found.why})"
+        return Finding(name="image builder", ok=True, needed=False, detail=detail, remedy=remedy(found))
+    passed = f"; {found.why}" if found.others else ""
+    detail = f"{shutil.which(found.tool.name)}{', rootless' if os.geteuid() else ''}{passed}"
+    return Finding(name="image builder", ok=True, needed=False, detail=detail)
 
 
 def _server() -> Finding:

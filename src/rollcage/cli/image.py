@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rollcage.sandboxes.local.provider import LocalProvider
     from rollcage.settings import Settings
     from rollcage.tasks import TaskFile
+    from rollcage.tasks.harbor_images import ImagePlan
     from rollcage.types import JsonObject
 
 ENV = click.option(
@@ -332,13 +333,23 @@ async def build_images(
 ) -> list[Built]:
     """The images of all Dockerfiles that a task's folder has boxes of, each named by its content."""
     from rollcage.sandboxes.images.dockerfile import TIMEOUT_S, build_dockerfile
-    from rollcage.tasks.harbor import build_contexts, image_name
 
-    timeout_s = timeout_s or TIMEOUT_S
+    most = timeout_s or TIMEOUT_S
     return [
-        await build_dockerfile(boxes, image_name(folder), folder, say, rebuild=rebuild, timeout_s=timeout_s)
-        for folder in build_contexts(file)
+        await build_dockerfile(boxes, plan.name, plan.context, say, warm=plan.warm, rebuild=rebuild, timeout_s=most)
+        for plan in _plans(file)
     ]
+
+
+def _plans(file: TaskFile) -> list[ImagePlan]:
+    """What is built from a task's folder: the images that its boxes name."""
+    from rollcage.tasks.harbor import is_folder_task
+    from rollcage.tasks.harbor_images import plans_of
+
+    if not is_folder_task(file.path):
+        return []
+    wanted = {file.sandbox.template, *(box.template for box in file.task.verifier_boxes)}
+    return [plan for plan in plans_of(file.path) if plan.name in wanted]
 
 
 async def build_missing(settings: Settings, files: Sequence[TaskFile]) -> None:
@@ -353,12 +364,12 @@ async def build_missing(settings: Settings, files: Sequence[TaskFile]) -> None:
 def _folder_task(name: str) -> TaskFile | None:
     """The task of a folder, where this names one that images are built from; else it is an image's name."""
     from rollcage.tasks import load
-    from rollcage.tasks.harbor import build_contexts, is_folder_task
+    from rollcage.tasks.harbor import is_folder_task
 
     if not is_folder_task(Path(name)):
         return None
     file = load(name)
-    if not build_contexts(file):
+    if not _plans(file):
         raise UsageError(f"{name}: there is no Dockerfile in it that its boxes are made of")
     return file
 

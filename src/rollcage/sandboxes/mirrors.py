@@ -17,7 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 import anyio
 
 from rollcage.errors import SetupError
-from rollcage.sandboxes.base import PATH, Sandbox, run
+from rollcage.sandboxes.base import PATH, Imaged, Sandbox, run
 from rollcage.sandboxes.egress import Refusal, egress, tell_nobody
 from rollcage.types import HOME, Value
 
@@ -26,13 +26,24 @@ PACKAGES = "packages"
 
 _TRUSTED = f"{HOME}/.rollcage-mirrors.crt"
 """In the box, while its commands run. Not in /tmp: verify commands have one of their own."""
-_READ_BY = (
+READ_BY = (
     *("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO"),
     *("NODE_EXTRA_CA_CERTS", "npm_config_cafile"),
 )
 """Variables by which installers find the certificates they trust: an index may be a mirror with one of its own."""
 _DEFAULT_INDEX = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
 _TIMEOUT_S = 60
+
+
+OFFLINE = {
+    "UV_OFFLINE": "1",
+    "PIP_NO_INDEX": "1",
+    "PIP_FIND_LINKS": "/opt/rollcage/wheels",
+    "npm_config_offline": "true",
+}
+"""What images say whose installers were warmed: installers look at what is there, and wait for no network."""
+_ONLINE = {"UV_OFFLINE": "0", "PIP_NO_INDEX": "0", "npm_config_offline": "false"}
+"""What commands of theirs get that have a network all the same."""
 
 
 class Mirrors(Value):
@@ -51,18 +62,20 @@ async def setup_network(
     box: Sandbox, hosts: Sequence[str], refused: Refusal = tell_nobody
 ) -> AsyncIterator[dict[str, str]]:
     """Let setup commands reach these hosts, and no others, for the length of the block; gives their environment."""
+    warmed = isinstance(box, Imaged) and OFFLINE.items() <= box.image_env.items()
+    online = _ONLINE if warmed and hosts else {}
     if PACKAGES not in hosts:
         async with egress(box, hosts, refused=refused) as env:
-            yield env
+            yield {**env, **online}
         return
     found = await mirrors()
     others = [host for host in hosts if host != PACKAGES]
     async with egress(box, others, trusted=found.hosts, refused=refused) as env:
         if found.certificates:
             await box.write(_TRUSTED, found.certificates)
-            env = {**env, **dict.fromkeys(_READ_BY, _TRUSTED)}
+            env = {**env, **dict.fromkeys(READ_BY, _TRUSTED)}
         try:
-            yield {**env, **found.env}
+            yield {**env, **online, **found.env}
         finally:
             with anyio.CancelScope(shield=True):
                 await run(box, ["rm", "-f", "--", _TRUSTED], env={"PATH": PATH}, inherit_image_env=False)

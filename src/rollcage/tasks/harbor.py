@@ -28,12 +28,12 @@ from rollcage.tasks.harbor_config import (
     Verifier,
     unknown_in,
 )
+from rollcage.tasks.harbor_images import plan_of, template_of, warm_steps
 from rollcage.tasks.trees import tree_of
+from rollcage.tasks.warm import FETCHES
 from rollcage.types import SYSTEM_OWN, JsonObject, Limits, SandboxSpec, Task
 
 CONFIG, OLD_CONFIG = "task.toml", "task.yaml"
-NAME = "harbor"
-"""The names of images of such tasks begin with it."""
 DISK_MB = 2048
 """What may be written in the box, unless the task says."""
 _WORKDIR = "/app"
@@ -41,10 +41,6 @@ _CANARY = re.compile(r"\s*(<!--.*\bcanary\b.*-->|#.*\bcanary\b.*)\s*", re.IGNORE
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _ROOT = (None, "", "root", 0, "0")
 _HERE = ("localhost", "127.0.0.1", "main")
-_FETCHES = re.compile(
-    r"(?:^|[;&|(]|\bsudo)\s*((?:apt|apt-get|pip3?|npm) install|apt-get update|uvx?|curl|wget|git clone)\b"
-)
-"""Commands that fetch something, where a line of a script begins with one."""
 _STEP_NAME = re.compile(r"(?!\.{1,2}$)[^/\x00-\x1f]{1,200}")
 _VERIFY_S = 600.0
 _ARTIFACTS = "/logs/artifacts"
@@ -69,25 +65,6 @@ def load_folder(folder: Path) -> TaskFile:
     if (folder / OLD_CONFIG).is_file():
         return _FolderReader(folder).read_old()
     raise TaskError(f"{folder}: there is neither {CONFIG} nor {OLD_CONFIG} in this folder")
-
-
-def image_name(context: Path) -> str:
-    """What the image of a build folder is called: by its content, so that the same one is built once."""
-    return f"{NAME}-{tree_of(context).digest[:24]}"
-
-
-def build_contexts(file: TaskFile) -> list[Path]:
-    """The folders that the images of a task's boxes are built from: the agent's, then those of verifiers."""
-    folder, wanted = file.path, {file.sandbox.template, *(box.template for box in file.task.verifier_boxes)}
-    if not is_folder_task(folder):
-        return []
-    places = [folder / "environment", folder, folder / "tests", *sorted(folder.glob("steps/*/tests"))]
-    return [place for place in places if (place / "Dockerfile").is_file() and image_name(place) in wanted]
-
-
-def template_of(image: str) -> str:
-    """What an image that a task names is called here, once it was imported."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", image).strip("-.")[-64:]
 
 
 def strip_canary(text: str) -> str:
@@ -161,7 +138,8 @@ class _FolderReader:
             "limits": limits,
             **self._judge(config, step, below),
         }
-        self._note_network(f"{below}tests/test.sh", "the verifier reaches only what --verify-hosts allows")
+        why = "the verifier reaches only what --verify-hosts allows"
+        self._note_network(f"{below}tests/test.sh", why, context=self._verifier_context(f"{below}tests"))
         solutions = [name for name in (f"{below}solution", "solution") if (self._folder / name / "solve.sh").is_file()]
         if solutions:
             self._note_network(f"{solutions[0]}/solve.sh", "the agent, and so its solution, has no network here")
@@ -187,6 +165,10 @@ class _FolderReader:
             return {}
         trees = [self._tree(name) for name in names if (self._folder / name).is_dir()]
         return {"tests_tree": trees[0], "more_tests": tuple(trees[1:]), "verifier_box": box}
+
+    def _verifier_context(self, tests: str) -> Path:
+        own = self._folder / tests
+        return own if (own / "Dockerfile").is_file() else self._folder / "environment"
 
     def _verifier_box(self, config: Config, step: StepTable | None, below: str) -> JsonObject:
         tables: list[tuple[Verifier, Path]] = [(config.verifier, self._folder / "tests")]
@@ -283,6 +265,7 @@ class _FolderReader:
             self._problems.append(f"{place}: parser_name {config.parser_name!r} is not known here; only pytest is")
         self._compose(self._folder / "docker-compose.yaml")
         script = self._needed("run-tests.sh", "the verifier")
+        self._note_network("run-tests.sh", "the verifier reaches only what --verify-hosts allows", context=self._folder)
         solved = (self._folder / "solution.sh").is_file()
         if not solved and (self._folder / "solution.yaml").is_file():
             self._notices.append(
@@ -355,12 +338,19 @@ class _FolderReader:
         if config.artifacts and not any(table.separate for table in verifiers.values()):
             self._notices.append(f"{place}: artifacts are not taken out; the verifier sees everything anyhow")
 
-    def _note_network(self, name: str, why: str) -> None:
-        """Say which line of a script fetches something, before it fails in a box that cannot."""
+    def _note_network(self, name: str, why: str, *, context: Path | None = None) -> None:
+        """Say which line of a script fetches something, before it fails in a box that cannot.
+
+        `context`: of the image in whose build what can be installed beforehand is.
+        """
         path = self._folder / name
+        steps = warm_steps(self._folder, context) if context and (context / "Dockerfile").is_file() else ()
+        warmed = {step.line for step in steps if step.path == path and step.whole}
         lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
         for number, line in enumerate(lines, 1):
-            if not line.lstrip().startswith("#") and (found := _FETCHES.search(line)):
+            if number in warmed or line.lstrip().startswith("#"):
+                continue
+            if found := FETCHES.search(line):
                 self._notices.append(f"{path}:{number}: `{found[1]}` may want a network: {why}")
                 return
 
@@ -418,7 +408,7 @@ class _FolderReader:
 
     def _image(self, context: Path) -> str:
         try:
-            return image_name(context)
+            return plan_of(self._folder, context).name
         except TaskError as error:
             self._problems.append(str(error))
             return ""

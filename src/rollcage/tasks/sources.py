@@ -11,8 +11,8 @@ from typing import Protocol
 
 from rollcage.errors import TaskError, UsageError
 from rollcage.tasks.files import SIZE_LIMIT, TaskFile, load, task_of, unique
-from rollcage.tasks.harbor import NAME as HARBOR
 from rollcage.tasks.harbor import is_folder_task
+from rollcage.tasks.harbor_images import NAME as HARBOR
 from rollcage.tasks.swe import is_record, task_of_record
 from rollcage.types import SandboxSpec, Value
 

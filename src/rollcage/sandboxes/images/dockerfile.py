@@ -1,62 +1,42 @@
-"""Makes an image from a Dockerfile, with whichever of buildah, podman and docker is here: we have no builder.
+"""Makes an image from a Dockerfile, with whichever of buildah, podman and docker works here.
 
 What RUN does is done by that builder, with its rights and its network: build only what you would run yourself.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import shutil
+import shlex
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import anyio
+import anyio.to_thread
+from anyio.abc import Process
 from anyio.streams.text import TextReceiveStream
 
-from rollcage.errors import SandboxError, SetupError, UsageError
+from rollcage.errors import SandboxError, UsageError
 from rollcage.sandboxes.images.build import Built, LayeredProvider, Say
+from rollcage.sandboxes.images.builders import ImageBuilder, builder
 from rollcage.sandboxes.images.catalog import check_name
 from rollcage.sandboxes.images.imports import ImageSource, import_image
+from rollcage.sandboxes.mirrors import OFFLINE, READ_BY, Mirrors, mirrors
 
 TIMEOUT_S = 600.0
 """How long a build may take unless somebody says otherwise."""
-_SHOWN = 12
-"""Lines of a build that failed."""
+_SHOWN, _LONGEST = 12, 400
+"""Lines of a build that failed, and characters of each: builders written in Go print their structures."""
+_STOP_S = 10.0
+"""For a builder to unmount what it has mounted, before it is killed."""
+_CERTIFICATES = "/tmp/warm.crt"  # noqa: S108 (in a build)
 _STEP = re.compile(r"STEP \d+/\d+ ?: (.*)", re.IGNORECASE)
 """How builders name the instruction they are at."""
-
-
-class ImageBuilder(NamedTuple):
-    """A builder: its commands, to which its own path is added in front."""
-
-    name: str
-    build: Sequence[str]
-    """Followed by `-t TAG -f DOCKERFILE CONTEXT`."""
-    save: Callable[[str, str], Sequence[str]]
-    """From a tag and the path of an archive to be written."""
-
-
-def _push(tag: str, to: str) -> Sequence[str]:
-    return ("push", "--disable-compression", tag, f"oci-archive:{to}")  # what is unpacked at once need not be packed
-
-
-TOOLS = (
-    # chroot: in a container, where most of us are, there is no right to do more.
-    ImageBuilder("buildah", ("bud", "--isolation", "chroot", "--layers"), _push),
-    ImageBuilder("podman", ("build", "--layers"), lambda tag, to: ("save", "--format", "oci-archive", "-o", to, tag)),
-    ImageBuilder("docker", ("build",), lambda tag, to: ("save", "-o", to, tag)),
-)
-
-
-def builder() -> ImageBuilder | None:
-    """The first that is installed."""
-    return next((tool for tool in TOOLS if shutil.which(tool.name)), None)
 
 
 async def build_dockerfile(
@@ -65,10 +45,13 @@ async def build_dockerfile(
     context: Path,
     say: Say,
     *,
+    warm: str = "",
     timeout_s: float = TIMEOUT_S,
     rebuild: bool = False,
 ) -> Built:
     """The image of that name, built from a folder with a Dockerfile unless it is there already.
+
+    `warm`: a bash script that is run in it at the end, as root, with the builder's network.
 
     SandboxError, with the last lines of the build, where it fails or takes too long; nothing is left behind then.
     """
@@ -77,25 +60,43 @@ async def build_dockerfile(
         raise UsageError(f"{context}: there is no Dockerfile in it")
     if provider.images.has(name) and not rebuild:
         return Built(provider.images.get(name), False)
-    tool = builder()
-    if tool is None:
-        tried = ", ".join(each.name for each in TOOLS)
-        raise SetupError(
-            f"no builder of images is installed (looked for {tried}); install one: apt-get install buildah"
-        )
+    tool = await anyio.to_thread.run_sync(builder)
     # A tag of ours: whatever else is called so on this machine stays as it is.
     tag = f"localhost/rollcage/{name.lower()}"
+    file = context / "Dockerfile"
     with provider.images.build_folder() as aside:
-        archive, file = aside / "image.tar", str(context / "Dockerfile")
+        archive = aside / "image.tar"
         try:
             with anyio.fail_after(timeout_s):
                 say(f"{tool.name} builds {context}")
-                command = [tool.name, *tool.build, "-t", tag, "-f", file, str(context)]
-                await _run(command, f"{file}: cannot be built", say, Path(file))
+                await _build(tool, tag, file, say)
+                if warm:
+                    say("installing what the verifier installs")
+                    await _build(tool, tag, _warming(aside / "warm", tag, warm, await mirrors()), say)
                 await _run([tool.name, *tool.save(tag, str(archive))], f"{tag}: cannot be saved", say)
         except TimeoutError:
             raise SandboxError(f"{file}: {tool.name} had not built it after {timeout_s:g} s") from None
         return await import_image(provider, name, ImageSource(path=archive), say, rebuild=rebuild)
+
+
+async def _build(tool: ImageBuilder, tag: str, file: Path, say: Say) -> None:
+    command = [tool.name, *tool.build, "-t", tag, "-f", str(file), str(file.parent)]
+    await _run(command, f"{file}: cannot be built", say, file)
+
+
+def _warming(folder: Path, tag: str, script: str, found: Mirrors) -> Path:
+    """A Dockerfile that goes on from an image by running a script, which finds the package indexes of this machine as
+    the machine does. Nothing of an image's /tmp is taken over."""
+    folder.mkdir()
+    named = {"UV_DEFAULT_INDEX": found.env["PIP_INDEX_URL"]} if "PIP_INDEX_URL" in found.env else {}
+    given = {**found.env, **named, **(dict.fromkeys(READ_BY, _CERTIFICATES) if found.certificates else {})}
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in given.items())
+    (folder / "warm.sh").write_text(exports + script)
+    (folder / "warm.crt").write_bytes(found.certificates)
+    lines = [f"FROM {tag}", "USER root", "COPY warm.sh warm.crt /tmp/", "RUN bash /tmp/warm.sh"]
+    lines += [f"ENV {name}={json.dumps(value)}" for name, value in {**OFFLINE, **named}.items()]
+    (folder / "Dockerfile").write_text("\n".join((*lines, "")))
+    return folder / "Dockerfile"
 
 
 def line_of(dockerfile: Path, said: Sequence[str]) -> int:
@@ -120,18 +121,32 @@ async def _run(command: Sequence[str], what: str, say: Say, dockerfile: Path | N
             rest = ""
             async for text in TextReceiveStream(process.stdout, errors="replace"):
                 *lines, rest = (rest + text).split("\n")
+                rest = rest[-_LONGEST:]
                 for line in filter(str.strip, lines):
-                    last.append(line)
+                    last.append(line[:_LONGEST])
                     if _STEP.match(line):
                         steps.append(line)
                     say(line)
             code = await process.wait()
-        except BaseException:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
+        finally:
+            await _end(process)
     if code:
         shown = "\n".join([*last, rest]).strip()
         if dockerfile and (number := line_of(dockerfile, steps)):
             what = what.replace(str(dockerfile), f"{dockerfile}:{number}", 1)
         raise SandboxError(f"{what} ({' '.join(command[:2])} ended with {code}):\n{shown}")
+
+
+async def _end(process: Process) -> None:
+    """End what was started, and what its RUN commands left running: gently first, so that nothing stays mounted."""
+    with anyio.CancelScope(shield=True):
+        if process.returncode is None:
+            _signal(process, signal.SIGTERM)
+            with anyio.move_on_after(_STOP_S):
+                await process.wait()
+        _signal(process, signal.SIGKILL)
+
+
+def _signal(process: Process, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

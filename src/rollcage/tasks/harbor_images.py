@@ -1,0 +1,56 @@
+"""The images of a task folder in Harbor's format: what they are called, and what they are built from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+from rollcage.tasks.trees import tree_of
+from rollcage.tasks.warm import Step, script_of, steps_of
+
+NAME = "harbor"
+"""The names of images of such tasks begin with it."""
+
+
+class ImagePlan(NamedTuple):
+    """One image of a task."""
+
+    name: str
+    context: Path
+    """The folder with its Dockerfile."""
+    warm: str
+    """The script that the build ends with; empty: none."""
+
+
+def template_of(image: str) -> str:
+    """What an image that a task names is called here, once it was imported."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", image).strip("-.")[-64:]
+
+
+def plan_of(folder: Path, context: Path) -> ImagePlan:
+    """The image of one of a task's Dockerfiles, named by all that goes into it, so that the same is built once."""
+    digest, warm = tree_of(context).digest, script_of(list(warm_steps(folder, context)))
+    if warm:
+        digest = blake2b(f"{digest}\0{warm}".encode(), digest_size=16).hexdigest()
+    return ImagePlan(f"{NAME}-{digest[:24]}", context, warm)
+
+
+def plans_of(folder: Path) -> list[ImagePlan]:
+    """All of a task folder's."""
+    places = [folder / "environment", folder, folder / "tests", *sorted(folder.glob("steps/*/tests"))]
+    return [plan_of(folder, place) for place in places if (place / "Dockerfile").is_file()]
+
+
+def warm_steps(folder: Path, context: Path) -> Iterator[Step]:
+    """What the verifiers that run in boxes of an image install."""
+    if context.name == "tests":
+        yield from steps_of(context / "test.sh")
+        return
+    if context == folder:
+        yield from steps_of(folder / "run-tests.sh")
+    for tests in (folder / "tests", *sorted(folder.glob("steps/*/tests"))):
+        if not (tests / "Dockerfile").is_file():
+            yield from steps_of(tests / "test.sh")
