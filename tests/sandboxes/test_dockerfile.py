@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +20,7 @@ from rollcage.sandboxes.images.builders import ImageBuilder, builder
 from rollcage.sandboxes.images.dockerfile import build_dockerfile
 from rollcage.sandboxes.local.provider import LocalProvider
 from support.commands import rollcage
-from support.container_engine import need_base, need_buildah
+from support.container_engine import need_base, need_buildah, need_lent_ids
 from support.paths import ROOT
 
 pytestmark = pytest.mark.anyio
@@ -76,8 +80,25 @@ async def test_a_build_that_hangs_is_killed(
     pretending(monkeypatch, f"sleep 1000 & echo $! > {pid}; wait")
     with pytest.raises(SandboxError, match="had not built it after 3 s"):
         await build_dockerfile(provider, "x", context, silent, timeout_s=3)
+    assert is_gone(pid)
+
+
+async def test_what_a_build_left_running_is_killed_and_its_long_lines_are_cut(
+    provider: LocalProvider, context: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pid = tmp_path / "pid"
+    pretending(
+        monkeypatch, f"sleep 1000 >/dev/null 2>&1 & echo $! > {pid}; head -c 5000 /dev/zero | tr '\\0' x; echo; exit 1"
+    )
+    with pytest.raises(SandboxError) as failed:
+        await build_dockerfile(provider, "x", context, silent)
+    assert len(str(failed.value)) < 1000
+    assert is_gone(pid)
+
+
+def is_gone(pid: Path) -> bool:
     state = Path(f"/proc/{pid.read_text().strip()}/stat")
-    assert not state.exists() or state.read_text().split()[2] in "ZX"
+    return not state.exists() or state.read_text().split()[2] in "ZX"
 
 
 async def test_what_cannot_begin_is_said(
@@ -94,9 +115,22 @@ def test_doctor_names_the_builder(monkeypatch: pytest.MonkeyPatch) -> None:
     from rollcage.cli.findings import image_builder
 
     monkeypatch.setattr(builders, "TOOLS", (ImageBuilder("sh", (), lambda tag, to: ()),))
-    assert image_builder().detail.endswith("/sh") and not image_builder().remedy
+    assert re.search(r"/sh(, rootless)?$", image_builder().detail) and not image_builder().remedy
     monkeypatch.setattr(builders, "TOOLS", (ImageBuilder("no-such-builder", (), lambda tag, to: ()),))
-    assert "none of no-such-builder" in image_builder().detail and "buildah" in image_builder().remedy
+    assert "no-such-builder: is not installed" in image_builder().detail and "buildah" in image_builder().remedy
+
+
+def test_the_first_builder_that_works_is_taken_and_the_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A docker without its daemon is installed, and of no use."""
+    from rollcage.cli.findings import image_builder
+
+    broken = ImageBuilder("sh", (), lambda tag, to: (), ("-c", "echo no daemon answers >&2; exit 1"))
+    works = ImageBuilder("env", (), lambda tag, to: (), ("true",))
+    monkeypatch.setattr(builders, "TOOLS", (broken, works))
+    assert builder().name == "env" and "sh: no daemon answers" in image_builder().detail
+    monkeypatch.setattr(builders, "TOOLS", (broken,))
+    with pytest.raises(SetupError, match=r"no builder of images works here \(sh: no daemon answers"):
+        builder()
 
 
 @pytest.mark.slow
@@ -124,6 +158,98 @@ def test_a_task_s_image_is_built_with_apt_on_a_base_of_debian_s_packages(tmp_pat
 
 
 @pytest.mark.slow
+def test_a_verifier_that_installs_things_needs_no_network_once_its_image_is_built(tmp_path: Path) -> None:
+    """The commonest script there is: apt, the installer of uv, and a tool that uvx runs."""
+    tmp_path.chmod(0o755)
+    tag = "rollcage-test-python"
+    need_base(tmp_path, tag, more=",python3-pip,python3-venv")
+    folder = Path(shutil.copytree(ROOT / "tests/data/harbor/dockerfile", tmp_path / "task"))
+    (folder / "environment/Dockerfile").write_text(f"FROM localhost/{tag}\nWORKDIR /app\n")
+    (folder / "tests/test.sh").write_text(INSTALLING)
+    (folder / "tests/test_it.py").write_text('def test_it():\n    assert open("/app/it").read() == "it\\n"\n')
+    (folder / "solution/solve.sh").write_text("echo it > /app/it\n")
+    try:
+        built = rollcage(tmp_path, "image", "build", str(folder))
+        assert built.returncode == 0 and "not installed beforehand" not in built.stderr, built.stderr[-3000:]
+        for agent, reward in (("oracle", 1.0), ("nop", 0.0)):
+            ended = rollcage(tmp_path, "run", str(folder), "--agent", agent, "--json")
+            assert "may want a network" not in ended.stderr
+            assert json.loads(ended.stdout)["reward"] == reward, ended.stdout[-3000:]
+    except subprocess.TimeoutExpired:
+        pytest.skip("this machine is too busy to build an image")
+    finally:
+        tags = [f"localhost/rollcage/{image}" for image in LocalProvider(tmp_path / "state").images.names()]
+        subprocess.run(["buildah", "rmi", "--force", tag, *tags], check=False, capture_output=True)
+
+
+INSTALLING = """#!/bin/bash
+apt-get update
+apt-get install -y figlet
+curl -LsSf https://astral.sh/uv/install.sh | sh
+source $HOME/.local/bin/env
+python3 -m venv /tmp/own && /tmp/own/bin/pip install attrs && /tmp/own/bin/python -c 'import attr' || exit 1
+uvx -w pytest==8.4.1 pytest /tests/test_it.py
+if [ $? -eq 0 ] && figlet hi; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lent", ["ids are lent to it", "no ids are lent to it"])
+def test_an_ordinary_user_builds_and_runs_a_task_where_ids_are_lent_to_it(lent: str) -> None:
+    need_lent_ids()
+    ordinary = 61236
+    # Not in pytest's own folder: other users may not enter that. This machine's own lists of users stay as they are.
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        folder = Path(shutil.copytree(ROOT / "tests/data/harbor/dockerfile", home / "task"))
+        machine_base(folder / "environment/base.tar", "chown")
+        (folder / "environment/Dockerfile").write_text(
+            "FROM scratch\nADD base.tar /\nRUN mkdir -p /app && echo made > /app/made && chown 33:33 /app/made\n"
+        )
+        (folder / "solution/solve.sh").write_text("cat made > /app/solved\n")
+        (folder / "tests/test.sh").write_text(
+            "#!/bin/bash\nif [ -s /app/solved ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+        )
+        (home / "passwd").write_text(f"root:x:0:0::/root:/bin/sh\nbuilder:x:{ordinary}:{ordinary}::{home}:/bin/sh\n")
+        (home / "ids").write_text("builder:700000:65536\n" if lent.startswith("ids") else "")
+        subprocess.run(["chown", "-R", f"{ordinary}:{ordinary}", home], check=True)
+        lists = {"passwd": "passwd", "subuid": "ids", "subgid": "ids"}
+        mount = "; ".join(f"mount --bind {home}/{mine} /etc/{theirs}" for theirs, mine in lists.items())
+        user = f"setpriv --reuid {ordinary} --regid {ordinary} --clear-groups"
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), "ROLLCAGE_HOME": f"{home}/state"}
+
+        def played(*arguments: str) -> subprocess.CompletedProcess[str]:
+            script = f'{mount}; cd {home}; exec {user} "$@"'
+            command = ["unshare", "-m", "bash", "-ec", script, "bash", *arguments]
+            return subprocess.run(command, env={**env, "HOME": name}, capture_output=True, text=True, timeout=400)
+
+        # The interpreter of these tests may lie where only root may go.
+        probe = "import os, sys, rollcage.cli, rollcage.store; sys.exit(not os.access(sys.executable, os.X_OK))"
+        pythons = (str(Path(sys.executable).resolve()), "/usr/bin/python3")
+        python = next((each for each in pythons if played(each, "-c", probe).returncode == 0), "")
+        if not python:
+            pytest.skip("another user can run no Python that has what rollcage needs")
+        ended = played(python, "-m", "rollcage", "run", str(folder), "--build", "--agent", "oracle", "--json")
+        if lent.startswith("ids"):
+            assert json.loads(ended.stdout).get("reward") == 1, ended.stderr[-2000:] + ended.stdout[-2000:]
+            played("buildah", "rmi", "--all", "--force")
+        else:
+            assert ended.returncode != 0 and "no ids are lent to the user builder" in ended.stderr, ended.stderr
+            assert "usermod --add-subuids" in ended.stderr
+        assert not list((home / "state" / "builds").glob("*"))
+
+
+def machine_base(archive: Path, *more: str) -> None:
+    """The machine's own shell and what it needs: a base for which no registry is asked."""
+    names = ("bash sh env true mkdir rm chmod cat find tar id".split(), more)
+    programs = [*(f"/usr/bin/{name}" for group in names for name in group), "/bin/sh", "/bin/bash"]
+    libraries = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False).stdout
+    needed = {word for word in libraries.split() if word.startswith("/") and not word.endswith(":")}
+    paths = (path[1:] for path in (*programs, *sorted(needed)))
+    subprocess.run(["tar", "-chf", archive, "-C", "/", *paths], check=True)
+
+
+@pytest.mark.slow
 async def test_a_real_builder_gives_an_image_that_boxes_use(provider: LocalProvider, tmp_path: Path) -> None:
     need_buildah()
     tool = builder()
@@ -133,13 +259,7 @@ async def test_a_real_builder_gives_an_image_that_boxes_use(provider: LocalProvi
 
     context = tmp_path / "real"
     context.mkdir()
-    # The machine's own shell and what it needs are the base: no registry is asked.
-    names = "bash sh env true mkdir rm chmod cat find tar id".split()
-    programs = [*(f"/usr/bin/{name}" for name in names), "/bin/sh", "/bin/bash"]
-    libraries = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False).stdout
-    needed = {word for word in libraries.split() if word.startswith("/") and not word.endswith(":")}
-    base = context / "base.tar"
-    subprocess.run(["tar", "-chf", base, "-C", "/", *(path[1:] for path in (*programs, *sorted(needed)))], check=True)
+    machine_base(context / "base.tar")
     (context / "Dockerfile").write_text(
         "FROM scratch\nADD base.tar /\nENV COLOUR=green\nRUN echo made > /marker\nWORKDIR /app\n"
     )

@@ -102,7 +102,16 @@ def need_buildah() -> None:
         pytest.skip("buildah is not installed; scripts/container.sh buildah installs it")
 
 
-def need_base(folder: Path, tag: str) -> None:
+def need_lent_ids() -> None:
+    """Skip where no ordinary user can be lent ids."""
+    need_buildah()
+    if not shutil.which("newuidmap"):
+        _install("uidmap")
+    if not shutil.which("newuidmap") or not shutil.which("unshare"):
+        pytest.skip("newuidmap or unshare is not installed; scripts/container.sh uidmap installs the first")
+
+
+def need_base(folder: Path, tag: str, *, more: str = "") -> None:
     """A base image of Debian's packages, made here and tagged so; skip where their mirror gives nothing in time."""
     need_buildah()
     _install("mmdebstrap")
@@ -112,7 +121,7 @@ def need_base(folder: Path, tag: str) -> None:
         pytest.skip("mmdebstrap or Debian's sources are not here")
     release = subprocess.run(["sh", "-c", ". /etc/os-release; echo $VERSION_CODENAME"], capture_output=True, text=True)
     archive = folder / "base.tar"
-    make = ["mmdebstrap", "--quiet", "--variant=minbase", "--include=ca-certificates", release.stdout.strip()]
+    make = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include=ca-certificates{more}", release.stdout.strip()]
     try:
         made = subprocess.run([*make, str(archive), mirror], capture_output=True, text=True, timeout=400)
     except subprocess.TimeoutExpired:

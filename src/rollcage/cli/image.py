@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -75,15 +76,14 @@ def build(name: str, as_json: bool, **options: Any) -> int:
     task = _folder_task(name)
     recipe = _recipe(options)
 
-    async def make(boxes: LocalProvider, say: Say) -> Built:
+    async def make(boxes: LocalProvider, say: Say) -> list[Built]:
         from rollcage.sandboxes.images.build import LayerBuilder
 
         if task:
-            built = await build_images(boxes, task, say, rebuild=options["rebuild"], timeout_s=options["timeout"])
-            return built[0]
-        return await LayerBuilder(boxes).build(name, recipe, say, rebuild=options["rebuild"])
+            return await build_images(boxes, task, say, rebuild=options["rebuild"], timeout_s=options["timeout"])
+        return [await LayerBuilder(boxes).build(name, recipe, say, rebuild=options["rebuild"])]
 
-    return anyio.run(_make, make, as_json)
+    return anyio.run(_make, make, as_json, f"run {shlex.quote(name)}" if task else "")
 
 
 @image.command("import")
@@ -123,8 +123,8 @@ def import_(name: str, source: str, as_json: bool, **options: Any) -> int:
         max_gb=options["max_gb"],
     )
 
-    async def take(boxes: LocalProvider, say: Say) -> Built:
-        return await import_image(boxes, name, system, say, rebuild=options["rebuild"])
+    async def take(boxes: LocalProvider, say: Say) -> list[Built]:
+        return [await import_image(boxes, name, system, say, rebuild=options["rebuild"])]
 
     return anyio.run(_make, take, as_json)
 
@@ -276,7 +276,8 @@ async def _e2b(name: str, setup: Sequence[str], agent: str, as_json: bool) -> in
     return codes.OK
 
 
-async def _make(make: Callable[[LocalProvider, Say], Awaitable[Built]], as_json: bool) -> int:
+async def _make(make: Callable[[LocalProvider, Say], Awaitable[list[Built]]], as_json: bool, use: str = "") -> int:
+    """Make images and tell of them. `use`: how one uses them, unless by `--template`."""
     import anyio
 
     from rollcage.cli.interrupts import cancel_at_signal
@@ -284,25 +285,22 @@ async def _make(make: Callable[[LocalProvider, Say], Awaitable[Built]], as_json:
     from rollcage.cli.text import seconds_of
     from rollcage.wiring import provider
 
-    started, built = time.monotonic(), None
+    started, made, sizes = time.monotonic(), [], []
     async with anyio.create_task_group() as tasks, provider(environment()) as boxes:
         tasks.start_soon(cancel_at_signal, tasks.cancel_scope)
-        built = await make(boxes, _progress(as_json))
-        size = await anyio.to_thread.run_sync(boxes.images.size, built.image)
+        made = await make(boxes, _progress(as_json))
+        sizes = [await anyio.to_thread.run_sync(boxes.images.size, image) for image, _ in made]
         tasks.cancel_scope.cancel()
-    if built is None:
-        return codes.INTERRUPTED
-    image, took = built.image, time.monotonic() - started
-    if as_json:
-        write_json({**image.model_dump(mode="json"), "bytes": size, "new": built.new, "seconds": took})
-    elif built.new:
-        print(
-            f"{image.name} is ready ({_size(size)}, {seconds_of(took)}): "
-            f"{program()} run TASK.toml --template {image.name}"
-        )
-    else:
-        print(f"{image.name} is there already, from the same ({_size(size)}); --rebuild makes it anew")
-    return codes.OK
+    took = time.monotonic() - started
+    for (image, new), size in zip(made, sizes, strict=False):
+        if as_json:
+            write_json({**image.model_dump(mode="json"), "bytes": size, "new": new, "seconds": took})
+        elif new:
+            how = use or f"run TASK.toml --template {image.name}"
+            print(f"{image.name} is ready ({_size(size)}, {seconds_of(took)}): {program()} {how}")
+        else:
+            print(f"{image.name} is there already, from the same ({_size(size)}); --rebuild makes it anew")
+    return codes.OK if len(sizes) == len(made) > 0 else codes.INTERRUPTED
 
 
 def _progress(as_json: bool) -> Say:

@@ -88,10 +88,10 @@ class _FolderReader:
 
     def read(self) -> TaskFile:
         place = self._folder / CONFIG
-        text = self._text = text_of(place, str(place))
+        text = self._text = self._read(place)
         try:
             config = Config.model_validate(tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise TaskError(f"{place}: is no valid TOML: {error}") from error
         except ValidationError as error:
             raise TaskError(_complaints(place, error, text)) from error
@@ -258,7 +258,7 @@ class _FolderReader:
     def read_old(self) -> TaskFile:
         place = self._folder / OLD_CONFIG
         try:
-            config = OldConfig.model_validate(_yaml(place))
+            config = OldConfig.model_validate(_yaml(place, self._read(place)))
         except ValidationError as error:
             raise TaskError(_complaints(place, error)) from error
         if config.parser_name != "pytest":
@@ -274,7 +274,7 @@ class _FolderReader:
         task: JsonObject = {
             "instruction": strip_canary(config.instruction),
             "tests_tree": self._tree("tests") if (self._folder / "tests").is_dir() else None,
-            "tests": {"run-tests.sh": text_of(script, str(script))} if script else {},
+            "tests": {"run-tests.sh": self._read(script)} if script else {},
             # pytest ends with 0 where every test passed, and with nothing else does this format score.
             "verify": ("bash /tests/run-tests.sh",),
             "verify_env": {"TEST_DIR": "/tests", "T_BENCH_TEST_DIR": "/tests"},
@@ -346,7 +346,7 @@ class _FolderReader:
         path = self._folder / name
         steps = warm_steps(self._folder, context) if context and (context / "Dockerfile").is_file() else ()
         warmed = {step.line for step in steps if step.path == path and step.whole}
-        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+        lines = path.read_text(errors="replace").splitlines() if path.is_file() and not path.is_symlink() else []
         for number, line in enumerate(lines, 1):
             if number in warmed or line.lstrip().startswith("#"):
                 continue
@@ -363,18 +363,24 @@ class _FolderReader:
     def _compose(self, path: Path) -> None:
         if not path.exists():
             return
-        services = _yaml(path).get("services")
+        services = _yaml(path, self._read(path)).get("services")
         names = list(services) if isinstance(services, dict) else []
         if len(names) != 1:
             self._problems.append(f"{path}: has the services {', '.join(map(str, names)) or 'none'}; one box is one")
 
     def _instruction(self, below: str = "") -> str:
         path = self._needed(f"{below}instruction.md", "what the agent is asked")
-        text = strip_canary(text_of(path, str(path))) if path else "-"
+        text = strip_canary(self._read(path)) if path else "-"
         if not text.strip():
             self._problems.append(f"{path}: says nothing")
             return "-"
         return text
+
+    def _read(self, path: Path) -> str:
+        """The text of a file of the folder's: a link out of it would show the agent a file of this machine."""
+        if not path.resolve().is_relative_to(self._folder.resolve()):
+            raise TaskError(f"{path}: is a link that leads out of {self._folder}")
+        return text_of(path, str(path))
 
     def _needed(self, name: str, what: str) -> Path | None:
         path = self._folder / name
@@ -419,7 +425,7 @@ class _FolderReader:
         if not dockerfile.is_file():
             return found
         found = "/root"
-        for line in text_of(dockerfile, str(dockerfile)).splitlines():
+        for line in self._read(dockerfile).splitlines():
             words = line.split(None, 1)
             if len(words) == 2 and words[0].upper() == "WORKDIR" and "$" not in words[1]:
                 place = words[1].strip().strip("\"'").rstrip("/") or "/"
@@ -465,18 +471,17 @@ def _holds(folder: PurePosixPath, place: str) -> bool:
 
 def _megabytes(text: str | None) -> int | None:
     """`4G` in megabytes."""
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT])i?B?\s*", text or "", re.IGNORECASE)
+    found = re.match(r"\s*([0-9.]+)\s*([KMGT])", text or "", re.IGNORECASE)
     if found is None:
         return None
     return int(float(found[1]) * {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1 << 20}[found[2].upper()])
 
 
-def _yaml(path: Path) -> dict[str, Any]:
+def _yaml(path: Path, text: str) -> dict[str, Any]:
     try:
         yaml = import_module("yaml")  # it has no types of its own
     except ImportError as error:
         raise TaskError(f"{path}: reading YAML needs PyYAML: pip install 'rollcage[harbor]'") from error
-    text = text_of(path, str(path))
     try:
         data = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:

@@ -3,12 +3,34 @@ from disk here."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from rollcage.types import JsonObject
+
+
+def _is_environment(given: dict[str, str]) -> dict[str, str]:
+    for name, value in given.items():
+        if not name or set("=\0") & set(name) or "\0" in value:
+            raise ValueError(f"{name!r} and its value are nothing that a process can have in its environment")
+    return given
+
+
+def _is_size(text: str) -> str:
+    if not re.fullmatch(r"\s*\d{1,9}(\.\d{1,9})?\s*[KMGT]i?B?\s*", text, re.IGNORECASE):
+        raise ValueError(f"{text[:40]!r} is no size, such as 512M or 4G")
+    return text
+
+
+Environ = Annotated[dict[str, str], AfterValidator(_is_environment)]
+Seconds = Annotated[float, Field(gt=0, le=1e7)]
+Pause = Annotated[float, Field(ge=0, le=1e7)]
+Megabytes = Annotated[int, Field(ge=1, le=1 << 30)]
+Size = Annotated[str, AfterValidator(_is_size)]
+MOST_STEPS = 100
 
 
 class Table(BaseModel):
@@ -21,11 +43,11 @@ class Healthcheck(Table):
     """`[environment.healthcheck]`: asked before the agent starts."""
 
     command: str
-    interval_sec: float = Field(default=5, ge=0)
-    timeout_sec: float = Field(default=30, gt=0)
-    start_period_sec: float = Field(default=0, ge=0)
-    start_interval_sec: float = Field(default=5, ge=0)
-    retries: int = Field(default=3, ge=0)
+    interval_sec: Pause = 5
+    timeout_sec: Seconds = 30
+    start_period_sec: Pause = 0
+    start_interval_sec: Pause = 5
+    retries: int = Field(default=3, ge=0, le=100_000)
 
 
 class McpTable(Table):
@@ -44,16 +66,16 @@ class HarborEnvironment(Table):
     build_timeout_sec: float = 600
     docker_image: str | None = None
     os: str = "linux"
-    cpus: float | None = None
-    memory_mb: int | None = None
-    storage_mb: int | None = None
-    memory: str | None = None
-    storage: str | None = None
+    cpus: Annotated[float, Field(gt=0, le=10_000)] | None = None
+    memory_mb: Megabytes | None = None
+    storage_mb: Megabytes | None = None
+    memory: Size | None = None
+    storage: Size | None = None
     gpus: int | None = 0
     gpu_types: list[str] | None = None
     tpu: object = None
     mcp_servers: list[McpTable] = []
-    env: dict[str, str] = {}
+    env: Environ = {}
     skills_dir: str | None = None
     healthcheck: Healthcheck | None = None
     workdir: str | None = None
@@ -65,7 +87,7 @@ class HarborEnvironment(Table):
 class AgentTable(Table):
     """`[agent]`."""
 
-    timeout_sec: float | None = Field(default=None, gt=0)
+    timeout_sec: Seconds | None = None
     user: str | int | None = None
     network_mode: str | None = None
     allowed_hosts: list[str] = []
@@ -76,15 +98,15 @@ class CollectTable(Table):
 
     command: str
     service: str = "main"
-    timeout_sec: float = Field(default=60, gt=0)
+    timeout_sec: Seconds = 60
     user: str | int | None = None
 
 
 class Verifier(Table):
     """`[verifier]`, of a task or of a step."""
 
-    timeout_sec: float | None = Field(default=None, gt=0)
-    env: dict[str, str] = {}
+    timeout_sec: Seconds | None = None
+    env: Environ = {}
     user: str | int | None = None
     network_mode: str | None = None
     allowed_hosts: list[str] = []
@@ -103,7 +125,7 @@ class Verifier(Table):
 class Solution(Table):
     """`[solution]`."""
 
-    env: dict[str, str] = {}
+    env: Environ = {}
 
 
 class ArtifactTable(Table):
@@ -151,7 +173,7 @@ class Config(Table):
     verifier: Verifier = Verifier()
     solution: Solution = Solution()
     artifacts: list[str | ArtifactTable] = []
-    steps: list[StepTable] = []
+    steps: list[StepTable] = Field(default=[], max_length=MOST_STEPS)
     multi_step_reward_strategy: Literal["mean", "final"] | None = None
     source: object = None
 
@@ -160,8 +182,8 @@ class OldConfig(Table):
     """task.yaml."""
 
     instruction: str
-    max_agent_timeout_sec: float = Field(default=600, gt=0)
-    max_test_timeout_sec: float = Field(default=300, gt=0)
+    max_agent_timeout_sec: Seconds = 600
+    max_test_timeout_sec: Seconds = 300
     parser_name: str = "pytest"
     run_tests_in_same_shell: bool = False
     disable_asciinema: bool = False

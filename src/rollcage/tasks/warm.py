@@ -50,6 +50,11 @@ get_uv() {
   [ -e "$HOME/.local/bin/env" ] || echo 'export PATH="$HOME/.local/bin:$PATH"' > "$HOME/.local/bin/env"
 }
 """
+_TAIL = """\
+[ ! -d /etc/apt ] || { mkdir -p /etc/apt/apt.conf.d; echo 'Acquire::Retries "0";' > /etc/apt/apt.conf.d/99warmed; }
+exit 0
+"""
+"""Where there is no network, apt would wait for it, and try again."""
 
 
 class Step(NamedTuple):
@@ -89,12 +94,12 @@ def script_of(steps: Sequence[Step]) -> str:
         for step in steps
         for command in step.commands
     )
-    return f"{_HEAD}{body}exit 0\n"
+    return f"{_HEAD}{body}{_TAIL}"
 
 
 def _lines(script: Path) -> Iterator[tuple[int, str]]:
     """Those that say something, by their first number; a line that ends with a backslash goes on in the next."""
-    if not script.is_file() or script.stat().st_size > _MOST_BYTES:
+    if script.is_symlink() or not script.is_file() or script.stat().st_size > _MOST_BYTES:
         return
     begun, text = 0, ""
     for number, line in enumerate(script.read_text(errors="replace").splitlines(), 1):

@@ -74,7 +74,8 @@ class ImageStore:
                     f"image {name!r}: {path} cannot be read; make it again: rollcage image build"
                 ) from error
         known = ", ".join(self.names()) or "none yet"
-        remedy = f"known: {known}; make one: rollcage image build NAME, or rollcage image import NAME DIR_OR_TAR"
+        remedy = f"known: {known}; make one: rollcage image build NAME_OR_TASK_FOLDER (or run with --build), "
+        remedy += "or rollcage image import NAME DIR_OR_TAR"
         raise UsageError(f"there is no image {name!r}", argument="template", remedy=remedy)
 
     def has(self, name: str) -> bool:

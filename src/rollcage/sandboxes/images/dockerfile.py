@@ -76,7 +76,8 @@ async def build_dockerfile(
                 await _run([tool.name, *tool.save(tag, str(archive))], f"{tag}: cannot be saved", say)
         except TimeoutError:
             raise SandboxError(f"{file}: {tool.name} had not built it after {timeout_s:g} s") from None
-        return await import_image(provider, name, ImageSource(path=archive), say, rebuild=rebuild)
+        source = ImageSource(path=archive)
+        return await import_image(provider, name, source, say, rebuild=rebuild, own_paths=True)
 
 
 async def _build(tool: ImageBuilder, tag: str, file: Path, say: Say) -> None:
@@ -122,7 +123,7 @@ async def _run(command: Sequence[str], what: str, say: Say, dockerfile: Path | N
             async for text in TextReceiveStream(process.stdout, errors="replace"):
                 *lines, rest = (rest + text).split("\n")
                 rest = rest[-_LONGEST:]
-                for line in filter(str.strip, lines):
+                for line in filter(None, (each.strip().rpartition("\r")[2] for each in lines)):
                     last.append(line[:_LONGEST])
                     if _STEP.match(line):
                         steps.append(line)

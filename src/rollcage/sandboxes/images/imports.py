@@ -73,10 +73,19 @@ class ImageSource(Value):
 
 
 async def import_image(
-    provider: LayeredProvider, name: str, source: ImageSource, say: Say, *, rebuild: bool = False
+    provider: LayeredProvider,
+    name: str,
+    source: ImageSource,
+    say: Say,
+    *,
+    rebuild: bool = False,
+    own_paths: bool = False,
 ) -> Built:
     """The image of that name, imported now unless it is there already, from the same source. Layers of a saved image
-    are kept one by one: what another image has is not unpacked again."""
+    are kept one by one: what another image has is not unpacked again.
+
+    `own_paths`: its boxes have the paths that it has, so that nobody is told of `--workdir`.
+    """
     check_name(name)
     moves = moves_of(source)
     say(f"looking at {source.path}")
@@ -96,7 +105,7 @@ async def import_image(
                 else:
                     parts = await importing.system(stack, f"{digest}{time.time_ns() if rebuild else ''}")
                     settings = CommandSettings.model_validate({})
-                if settings.workdir not in (None, "", "/") and not source.workdir:
+                if settings.workdir not in (None, "", "/") and not source.workdir and not own_paths:
                     start = f"commands of this image start in {settings.workdir}"
                     say(f"{start}; --workdir makes that folder the workdir of tasks")
                 image = Image(
