@@ -204,7 +204,7 @@ def test_an_ordinary_user_builds_and_runs_a_task_where_ids_are_lent_to_it(lent: 
         folder = Path(shutil.copytree(ROOT / "tests/data/harbor/dockerfile", home / "task"))
         machine_base(folder / "environment/base.tar", "chown")
         (folder / "environment/Dockerfile").write_text(
-            "FROM scratch\nADD base.tar /\nRUN mkdir -p /app && echo made > /app/made && chown 33:33 /app/made\n"
+            "FROM scratch\nADD base.tar /\nWORKDIR /app\nRUN echo made > /app/made && chown 33:33 /app/made\n"
         )
         (folder / "solution/solve.sh").write_text("cat made > /app/solved\n")
         (folder / "tests/test.sh").write_text(
