@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rollcage.tasks.trees import tree_of
-from rollcage.tasks.warm import Step, script_of, steps_of
+from rollcage.tasks.warm import InstallStep, script_of, steps_of
 
 NAME = "harbor"
 """The names of images of such tasks begin with it."""
@@ -44,7 +44,7 @@ def plans_of(folder: Path) -> list[ImagePlan]:
     return [plan_of(folder, place) for place in places if (place / "Dockerfile").is_file()]
 
 
-def warm_steps(folder: Path, context: Path) -> Iterator[Step]:
+def warm_steps(folder: Path, context: Path) -> Iterator[InstallStep]:
     """What the verifiers that run in boxes of an image install."""
     if context.name == "tests":
         yield from steps_of(context / "test.sh")

@@ -57,7 +57,7 @@ exit 0
 """Where there is no network, apt would wait for it, and try again."""
 
 
-class Step(NamedTuple):
+class InstallStep(NamedTuple):
     """A line of a verifier's script that only installs something."""
 
     path: Path
@@ -67,7 +67,7 @@ class Step(NamedTuple):
     """Whether nothing that fetches was left out of it."""
 
 
-def steps_of(script: Path, helpers: bool = True) -> Iterator[Step]:
+def steps_of(script: Path, helpers: bool = True) -> Iterator[InstallStep]:
     """The lines of a script that only install something, those of scripts beside it that it runs among them."""
     for number, line in _lines(script):
         commands, whole = [], True
@@ -81,10 +81,10 @@ def steps_of(script: Path, helpers: bool = True) -> Iterator[Step]:
             else:
                 whole = whole and not FETCHES.search(" ".join(command))
         if commands:
-            yield Step(script, number, tuple(commands), whole)
+            yield InstallStep(script, number, tuple(commands), whole)
 
 
-def script_of(steps: Sequence[Step]) -> str:
+def script_of(steps: Sequence[InstallStep]) -> str:
     """The script that a build runs at its end; empty where there is nothing to do. It says which line failed, and goes
     on: the image is of use all the same."""
     if not any(FETCHES.search(command) or "get_uv" in command for step in steps for command in step.commands):

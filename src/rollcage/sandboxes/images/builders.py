@@ -30,7 +30,7 @@ class ImageBuilder(NamedTuple):
     """Followed by a command, which runs as root of an ordinary user's namespace, as `RUN` will."""
 
 
-class Found(NamedTuple):
+class BuilderSearch(NamedTuple):
     """What can build here, and why the others cannot."""
 
     tool: ImageBuilder | None
@@ -67,14 +67,14 @@ TOOLS = (
 )
 
 
-def find_builder() -> Found:
+def find_builder() -> BuilderSearch:
     """The first that works."""
     others: dict[str, str] = {}
     for tool in TOOLS:
         if not (what := trouble(tool)):
-            return Found(tool, others)
+            return BuilderSearch(tool, others)
         others[tool.name] = what
-    return Found(None, others)
+    return BuilderSearch(None, others)
 
 
 def builder() -> ImageBuilder:
@@ -85,7 +85,7 @@ def builder() -> ImageBuilder:
     return found.tool
 
 
-def remedy(found: Found) -> str:
+def remedy(found: BuilderSearch) -> str:
     """What makes the first of those that are installed work, or installs one."""
     here = [name for name in found.others if shutil.which(name)]
     return _LENT if "buildah" in here or "podman" in here else "apt-get install buildah, with uidmap for ordinary users"
