@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
-from rollcage.errors import FileMissing, SandboxError, SandboxLost, ScoringError, VerifierHung
+from rollcage.errors import SandboxError, SandboxLost, ScoringError, VerifierHung
 from rollcage.events import Event, Log, Suspicion
 from rollcage.rollout.checks import Sides, run_checks
 from rollcage.rollout.guards import guards
@@ -200,19 +200,31 @@ async def _run(
 
 
 async def _written(task: Task, box: Sandbox) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for path in _places(task, (TEXT, PARTS)):
-        with suppress(FileMissing):
-            found[path] = await box.read(path, limit=_MOST_REWARD)
-    return found
+    read = {path: await _read(box, path) for path in _places(task, (TEXT, PARTS))}
+    return {path: data for path, data in read.items() if data is not None}
+
+
+async def _read(box: Sandbox, path: str) -> bytes | None:
+    """What a reward file says; None where nothing can be read, whatever was made of it: that is for the verdict."""
+    try:
+        return await box.read(path, limit=_MOST_REWARD)
+    except SandboxLost:
+        raise
+    except SandboxError:
+        return None
 
 
 async def _take_back(task: Task, box: Sandbox, vouched: Mapping[str, bytes]) -> None:
     """A command that a signal killed vouches for nothing: rewards are again what they were before it."""
     remove = ["rm", "-rf", "--", *_places(task, (TEXT, PARTS))]
     await run(box, remove, env={"PATH": PATH}, inherit_image_env=False)
-    for path, text in vouched.items():
-        await box.write(path, text)
+    try:
+        for path, text in vouched.items():
+            await box.write(path, text)
+    except SandboxLost:
+        raise
+    except SandboxError as error:
+        raise ScoringError(f"what was written before a command was killed cannot be put back: {error}") from error
 
 
 async def _verdict(task: Task, box: Sandbox, log: Log, results: list[CommandResult]) -> Reward | None:
@@ -255,5 +267,5 @@ async def _left(task: Task, box: Sandbox) -> dict[str, bytes | None]:
     found: dict[str, bytes | None] = {}
     for kind, mode, name in (line.split(" ", 2) for line in listed.stdout.text.splitlines()):
         plain = kind == "f" and bool(int(mode, 8) & 0o200)
-        found[name] = await box.read(f"{task.reward_dir}/{name}", limit=_MOST_REWARD) if plain else None
+        found[name] = await _read(box, f"{task.reward_dir}/{name}") if plain else None
     return found

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import anyio
 
-from rollcage.errors import VerifierHung
+from rollcage.errors import SandboxError, SandboxLost, ScoringError, VerifierHung
 from rollcage.events import BoxOpened, FilesCollected, Log, Suspicion, WorkStored
 from rollcage.rollout.judge import judge
 from rollcage.rollout.patch import BEFORE, TIMEOUT_S, patch_of, snapshot_workdir
@@ -29,6 +29,8 @@ from rollcage.types import HOME, Job, Reward, Task
 GRACE_S = 5
 """How much longer the whole may take than its commands, so that one that hangs is named and its output kept."""
 
+COLLECT_S = 30.0
+"""How long clearing the workdir and reading its files may take."""
 COPY_S = 120.0
 """How long copying a folder to a fresh box may take; all of them together may take a third of the time there is."""
 SPARE_MB = 64
@@ -54,8 +56,8 @@ mapfile -d '' -t links < <(find . -type l -print0)
 if [ ${{#links[@]}} -gt 0 ]; then
   mapfile -d '' -t ends < <(printf '%s\\0' "${{links[@]}}" | xargs -0 readlink -mz --)
   for i in "${{!links[@]}}"; do
-    case "${{ends[i]}}/" in {tests}/* | {logs}/*) rm -f -- "${{links[i]}}" ;; esac
-  done
+    case "${{ends[i]}}/" in {tests}/* | {logs}/*) printf '%s\\0' "${{links[i]}}" ;; esac
+  done | xargs -0 rm -f --
 fi
 # Files that git was told to pass over are looked at again.
 if [ -f .git/index ] && [ "$(git config --get core.sparseCheckout)" != true ]; then
@@ -150,10 +152,17 @@ async def verify(
                 share = seconds / 3 / (1 + len(job.task.keep))
                 place = _second_box(job, partial(copy_path, box, timeout_s=min(COPY_S, share)), provider, log, snapshot)
             async with place as clean:
+                began = time.monotonic()
                 changed = await _take_stock(job.task, clean, log, keeper, seconds / 4, snapshot.tests)
+                slow = time.monotonic() - began > seconds / 4
                 await collect_state(job, clean, log)
                 async with _undone(clean) if goes_on else nullcontext():
-                    return await judge(job, clean, log, deadline, trees, changed)
+                    try:
+                        return await judge(job, clean, log, deadline, trees, changed)
+                    except VerifierHung as error:
+                        if slow:  # by what the agent left
+                            error.blame = "agent"
+                        raise
     except TimeoutError:
         raise VerifierHung(f"verification had not ended after {seconds:g} s", blame="agent") from None
 
@@ -166,7 +175,13 @@ async def _take_stock(
     The agent's files decide how long that takes; the verifier must have time left whatever they are.
     """
     places = {"logs": str(PurePosixPath(task.reward_dir).parent), "tests": task.tests_dir, "reward": task.reward_dir}
-    collected = await collect(box, task.workdir, before=_CLEAR.format(**places))
+    try:
+        collected = await collect(box, task.workdir, before=_CLEAR.format(**places), timeout_s=min(COLLECT_S, seconds))
+    except SandboxLost:
+        raise
+    except SandboxError as error:
+        # What is in there decides how long that takes, and where all is kept the programs that look are the agent's.
+        raise ScoringError(f"the agent's work cannot be looked at: {error}", blame="agent") from error
     work: list[WorkStored] = []
 
     async def keep(keeper: WorkKeeper) -> None:
