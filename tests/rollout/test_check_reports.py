@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 
 from rollcage.rollout.checks.commands import read_cargo, read_go, read_junit
-from rollcage.rollout.checks.report import CheckReport, read_report
+from rollcage.rollout.checks.report import MOST_TESTS, CheckReport, read_report, told
 from rollcage.sandboxes.base import CapturedOutput, Exit
 
 NONCE = "5f" * 16
@@ -153,3 +154,25 @@ def test_a_junit_report_that_is_none_earns_nothing(document: str) -> None:
     report = CheckReport(document=document)
     read_junit(report)
     assert report.incomplete
+
+
+def test_a_report_of_very_many_tests_earns_nothing_and_is_told_in_few_lines() -> None:
+    expected = [f"expected{number}" for number in range(2000)]
+    cases = "".join(f'<testcase name="t{number}"/>' for number in range(3 * MOST_TESTS))
+    report = CheckReport(document=f"<testsuite>{cases}</testsuite>")
+    read_junit(report)
+    assert "more than 100,000 tests" in report.of("t1")
+    report.incomplete = ""
+    assert len(report.outcomes) == MOST_TESTS
+    # Each of these was once a walk over all of the others, in the server's only thread.
+    text = told(report, expected)
+    assert text.count("\n") < 4000 and text.endswith("not counted: 99,000 more")
+
+
+def test_suites_of_suites_in_a_report_are_no_tree_in_memory() -> None:
+    report = CheckReport(document="<a>" * 500_000 + '<testcase name="t"/>' + "</a>" * 500_000)
+    tracemalloc.start()
+    read_junit(report)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "nested too deeply" in report.of("t") and most < 8 << 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,15 @@ def logged(text: str, code: int = 0) -> str:
 )
 def test_parsers_read_what_their_frameworks_print(parser: str, line: str, test: str, status: str) -> None:
     assert statuses_of(logged(line), f"parse_log_{parser}")[test] == status
+
+
+@pytest.mark.parametrize("parser", sorted(PARSERS))
+def test_no_line_however_long_stops_a_parser(parser: str) -> None:
+    for begin in ("FAILED ", "PASSED ", "test ", "_ "):
+        for part in ("[", "a", ". ", " ", "_ ", "... ", "]", ".py: "):
+            line = begin + part * (300_000 // len(part))
+            with suppress(NotGraded):
+                statuses_of(f"{START}\n{line}\n{END}\n", parser)
 
 
 def test_logs_that_contradict_themselves_are_not_graded() -> None:

@@ -1,6 +1,7 @@
 """Reads test logs outside of any box, by named parsers, and grades them as the `swebench` package does.
 
-All of a log may have been written by code under test: one that contradicts itself is not graded.
+All of a log may have been written by code under test: one that contradicts itself is not graded, and all that reads it
+takes a time that grows with its length and no faster.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ BROKEN = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored
 _STATUSES = ("FAILED", "PASSED", "SKIPPED", "ERROR", "XFAIL")
 _COUNT = re.compile(r"\[\d+\]")
 _CODE = re.compile(rf"^{re.escape(EXIT_CODE)}:\s*(-?\d+)", re.MULTILINE)
-_PARAMETERS = re.compile(r"(.*?)\[(.*)\]")
 
 Statuses = dict[str, str]
 """`PASSED`, `FAILED`, `SKIPPED`, `ERROR` or `XFAIL`, by the names of tests."""
@@ -48,10 +48,10 @@ def _counts_skipped(words: Sequence[str]) -> bool:
 
 def _short_paths(test: str) -> str:
     """A parameter that is a path differs between machines: its last part counts."""
-    found = _PARAMETERS.search(test)
-    if not found:
+    main, begun, rest = test.partition("[")
+    option, ended, _ = rest.rpartition("]")
+    if not (begun and ended):
         return test
-    main, option = found.groups()
     if option.startswith("/") and not option.startswith("//") and "*" not in option:
         option = f"/{option.rpartition('/')[2]}"
     return f"{main}[{option}]"
@@ -101,7 +101,12 @@ def _verbose(log: str) -> Statuses:
 
 
 def _sympy(log: str) -> Statuses:
-    found = {f"{file}.py:{test}": "FAILED" for file, test in re.findall(r"_* (.*)\.py:(.*) _*", log)}
+    found: Statuses = {}
+    for line in log.split("\n"):
+        # Between its first and its last space, `file.py:test`. Expressions take the square of a hostile line's length.
+        file, named, test = line.partition(" ")[2].rpartition(" ")[0].rpartition(".py:")
+        if named:
+            found[f"{file}.py:{test}"] = "FAILED"
     for line in map(str.strip, log.split("\n")):
         end = line.rpartition(" ")[2]
         if line.startswith("test_") and " " in line and end in ("E", "F", "ok"):

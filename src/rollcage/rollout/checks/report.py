@@ -6,12 +6,17 @@ All of it may have been written by code under test. A report counts as a whole o
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 
 from rollcage.sandboxes.base import Exit
 
 PASSED = "passed"
+MOST_TESTS = 100_000
+_MOST_TOLD, _MOST_TEXT = 1000, 2000
+"""Tests that were not expected, and characters of one line."""
 
 
 @dataclass
@@ -34,9 +39,13 @@ class CheckReport:
     """The exit code that the end of the report announced."""
     incomplete: str = ""
     """Why it does not count; empty: it does."""
+    _ordered: list[str] = field(default_factory=list)
 
     def add(self, test: str, outcome: str, why: str = "") -> None:
         """One test was reported; one that is reported twice has not passed."""
+        if len(self.outcomes) >= MOST_TESTS:
+            self.incomplete = f"it tells of more than {MOST_TESTS:,} tests"
+            return
         said = outcome if outcome == PASSED or not why else f"{outcome}: {why}"
         self.outcomes[test] = "failed: it was reported twice" if test in self.outcomes else said
 
@@ -46,7 +55,11 @@ class CheckReport:
             return f"failed: {self.incomplete}"
         if test in self.outcomes:
             return self.outcomes[test]
-        variants = [outcome for name, outcome in self.outcomes.items() if name.startswith(f"{test}[")]
+        if len(self._ordered) != len(self.outcomes):
+            self._ordered = sorted(self.outcomes)
+        begin = f"{test}["
+        following = islice(self._ordered, bisect_left(self._ordered, begin), None)
+        variants = [self.outcomes[name] for name in takewhile(lambda name: name.startswith(begin), following)]
         if not variants:
             return "failed: it was not reported"
         return next((outcome for outcome in variants if outcome != PASSED), PASSED)
@@ -98,6 +111,10 @@ def told(report: CheckReport, expected: Sequence[str]) -> str:
     """The report for people: what was expected first, then what else was reported."""
     lines = [f"{report.of(test)}  {test}" for test in expected]
     # An expected test that was not found is often one that has another name.
-    more = [name for name in report.outcomes if name not in expected and name.partition("[")[0] not in expected]
-    lines += [f"not counted: {report.outcomes[name]}  {name}" for name in more]
-    return "\n".join([*lines, *(f"problem: {problem}" for problem in report.problems)])
+    known = frozenset(expected)
+    more = [name for name in report.outcomes if name not in known and name.partition("[")[0] not in known]
+    lines += [f"not counted: {report.outcomes[name]}  {name}" for name in more[:_MOST_TOLD]]
+    if len(more) > _MOST_TOLD:
+        lines.append(f"not counted: {len(more) - _MOST_TOLD:,} more")
+    lines += [f"problem: {problem}" for problem in report.problems[:_MOST_TOLD]]
+    return "\n".join(line[:_MOST_TEXT] for line in lines)

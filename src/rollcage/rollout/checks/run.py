@@ -10,6 +10,8 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from anyio import to_thread
+
 from rollcage.errors import ScoringError, UsageError
 from rollcage.events import CommandEnded, CommandStarted, Event
 from rollcage.rollout.checks import commands, node, python
@@ -138,10 +140,15 @@ async def _run_one(each: Expected, task: Task, sides: Sides, seconds: float) -> 
         timeout_s=seconds,
         limit=REPORT_LIMIT,
     )
+    return await to_thread.run_sync(_read, plan, ended, nonce), ended
+
+
+def _read(plan: CheckPlan, ended: Exit, nonce: str) -> CheckReport:
+    """What came back; it may be long, and everybody else's work waits for none of it."""
     report = read_report(ended, nonce)
     if not report.incomplete:
         plan.read(report)
-    return report, ended
+    return report
 
 
 def _order(plan: CheckPlan, nonce: str) -> bytes:
