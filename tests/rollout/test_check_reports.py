@@ -156,6 +156,12 @@ def test_a_junit_report_that_is_none_earns_nothing(document: str) -> None:
     assert report.incomplete
 
 
+def test_half_characters_are_replaced() -> None:
+    said = {"test": "t\ud800", "outcome": "failed", "why": "\udfff"}
+    report = report_of(BEGUN, said, {"problem": "\ud800"}, END)
+    assert told(report, ["t?"]) == "failed: ?  t?\nproblem: ?"
+
+
 def test_a_report_of_very_many_tests_earns_nothing_and_is_told_in_few_lines() -> None:
     expected = [f"expected{number}" for number in range(2000)]
     cases = "".join(f'<testcase name="t{number}"/>' for number in range(3 * MOST_TESTS))

@@ -44,6 +44,11 @@ def test_the_json_file_alone_gives_the_total(text: bytes, total: float) -> None:
     assert (reward.total, reward.source) == (total, "reward_json")
 
 
+def test_half_characters_in_names_are_replaced() -> None:
+    reward = reward_of([], None, b'{"reward": 1, "\\ud800": 1}')
+    assert reward is not None and reward.parts == {"reward": 1, "?": 1}
+
+
 @pytest.mark.parametrize("text", [b"banana", b"", b"nan", b"inf", b"1 2", b"1" * 4000, b"\xff\xfe", b"[1]"])
 def test_what_is_no_number_is_a_broken_verifier_and_not_zero(text: bytes) -> None:
     with pytest.raises(ScoringError, match="reward file says"):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,6 +19,7 @@ from rollcage.wiring import system_of
 from support.base_system import base_there, home_with_base
 from support.commands import rollcage
 from support.environment_server import served, shell
+from support.ordinary import ordinary_user
 
 USED = """
 set -e
@@ -86,8 +84,6 @@ async def test_the_same_packages_are_not_unpacked_again(base: Path) -> None:
 @pytest.mark.slow
 def test_an_ordinary_user_makes_it_with_the_same_files_as_root(base: Path) -> None:
     """In a state folder of its own, with no right to anything of the machine's."""
-    if os.geteuid() != 0 or not shutil.which("setpriv"):
-        pytest.skip("everything here is done by an ordinary user, or none can be had")
     make = (
         "import anyio, sys\nfrom pathlib import Path\n"
         "from rollcage.sandboxes.images.base import ensure_base\n"
@@ -97,22 +93,12 @@ def test_an_ordinary_user_makes_it_with_the_same_files_as_root(base: Path) -> No
         "        print((await ensure_base(provider, lambda line: None)).image.recipe)\n"
         "anyio.run(main)\n"
     )
-    user = ["setpriv", "--reuid", "61235", "--regid", "61235", "--clear-groups"]
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path)}
-    # The interpreter of these tests may lie where only root may go.
-    probe = "import os, sys, rollcage.sandboxes.images.base; sys.exit(not os.access(sys.executable, os.X_OK))"
-    for python in (str(Path(sys.executable).resolve()), "/usr/bin/python3"):
-        if subprocess.run([*user, python, "-c", probe], env=env, capture_output=True).returncode == 0:
-            break
-    else:
-        pytest.skip("another user can run no Python that has what rollcage needs")
-    # Not in pytest's own folder: other users may not enter that.
-    with tempfile.TemporaryDirectory() as home:
-        os.chown(home, 61235, 61235)
-        command = [*user, python, "-c", make, f"{home}/state"]
-        made = subprocess.run(command, env={**env, "HOME": home}, capture_output=True, text=True, timeout=900)
+    with ordinary_user("rollcage.sandboxes.images.base") as (python, env, home):
+        made = subprocess.run(
+            [*python, "-c", make, f"{home}/state"], env=env, capture_output=True, text=True, timeout=900
+        )
         assert made.returncode == 0, made.stderr
-        theirs, ours = LocalProvider(Path(home, "state")).images, LocalProvider(base).images
+        theirs, ours = LocalProvider(home / "state").images, LocalProvider(base).images
         same = made.stdout.strip() == theirs.get(BASE).recipe == ours.get(BASE).recipe
         assert same, "rollcage setup --base brings it up to date"
         assert _files(theirs) == _files(ours)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from rollcage.sandboxes.local.box import LocalBox
 from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.types import HOME, LOGS_DIR, TESTS_DIR, SandboxSpec
 from support.boxes import a_box, living
+from support.ordinary import ordinary_user
 
 WORKDIR = f"{HOME}/workdir"
 REWARDS = f"{LOGS_DIR}/verifier"
@@ -385,3 +387,39 @@ async def test_descriptors_that_an_agent_has_on_their_way_keep_no_other_judge_fr
         assert await flood.stdout.receive() == b"ETOOMANYREFS\n"
         launched = await judge("untrusted echo ran")
         assert (launched.code, launched.stdout.text) == (0, "ran\n"), launched
+
+
+SHARING = """
+import sys
+import anyio
+from pathlib import Path
+from test_sandbox_separate import DIVISION, ENV, IN_FLIGHT, WORKDIR
+from rollcage.sandboxes.base import sh
+from rollcage.sandboxes.local.provider import LocalProvider
+from rollcage.types import SandboxSpec
+
+
+async def main():
+    alone = DIVISION._replace(covered=(WORKDIR,))
+    async with LocalProvider(Path(sys.argv[1])) as provider:
+        async with provider.open(SandboxSpec()) as one, provider.open(SandboxSpec()) as two:
+            for box in (one, two):
+                await sh(box, "mkdir -p ~/workdir ~/tests ~/logs/verifier")
+                await box.checkpoint()
+            async with one.separate(alone), two.separate(DIVISION):
+                async with two.spawn(["python3", "-c", IN_FLIGHT], env=ENV) as flood:
+                    assert await flood.stdout.receive() == b"ETOOMANYREFS\\n"
+                    launched = await sh(one, "untrusted echo ran", env=ENV, cwd=WORKDIR)
+                    print(launched.code, launched.stdout.text)
+
+
+anyio.run(main)
+"""
+
+
+def test_a_plain_verifier_s_code_keeps_no_isolated_judge_of_the_same_user_from_launching() -> None:
+    with ordinary_user("rollcage.sandboxes.local.provider") as (python, env, home):
+        tests = {"PYTHONPATH": f"{env['PYTHONPATH']}{os.pathsep}{Path(__file__).parent}"}
+        command = [*python, "-c", SHARING, str(home / "state")]
+        ran = subprocess.run(command, env={**env, **tests}, capture_output=True, text=True, timeout=120)
+        assert ran.stdout == "0 ran\n\n", ran.stderr

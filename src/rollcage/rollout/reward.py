@@ -201,4 +201,5 @@ def _parts(text: bytes) -> dict[str, float]:
     for name, value in data.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < sys.float_info.max:
             raise ScoringError(f"reward.json: {name!r} is {str(value)[:40]}, not a finite number")
-    return {name: float(value) for name, value in data.items()}
+    # JSON can name half a character (a lone surrogate), which no file that a result is written to can hold.
+    return {name.encode("utf-8", "replace").decode(): float(value) for name, value in data.items()}

@@ -43,6 +43,7 @@ class CheckReport:
 
     def add(self, test: str, outcome: str, why: str = "") -> None:
         """One test was reported; one that is reported twice has not passed."""
+        test, why = _text(test), _text(why)
         if len(self.outcomes) >= MOST_TESTS:
             self.incomplete = f"it tells of more than {MOST_TESTS:,} tests"
             return
@@ -94,17 +95,22 @@ def _take(report: CheckReport, said: dict[str, object]) -> None:
     elif "begun" in said:
         report.begun = True
     elif "missing" in said:
-        report.missing = str(said["missing"])
+        report.missing = _text(said["missing"])
     elif "test" in said:
-        report.add(str(said["test"]), str(said["outcome"]), str(said.get("why", "")))
+        report.add(str(said["test"]), _text(said["outcome"]), str(said.get("why", "")))
     elif "problem" in said:
-        report.problems.append(str(said["problem"]))
+        report.problems.append(_text(said["problem"]))
     elif "output" in said:
         report.output = str(said["output"])
     elif "report" in said:
         report.document = str(said["report"])
     elif type(end := said["end"]) is int:
         report.end = end
+
+
+def _text(said: object) -> str:
+    """JSON can name half a character (a lone surrogate), which no log that people read can hold."""
+    return str(said).encode("utf-8", "replace").decode()
 
 
 def told(report: CheckReport, expected: Sequence[str]) -> str:

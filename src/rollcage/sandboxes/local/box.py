@@ -96,6 +96,7 @@ class LocalBox(BackendBox[LocalProcess]):
         self._frozen: list[int] = []
         self._open = True
         self._divided = False
+        self._judges_files = _FILES
         self._live: list[str] | None = None
         """Where the judge's commands leave something to each other, in a divided box."""
         self._acts_as: BoxUser | None = None
@@ -125,6 +126,7 @@ class LocalBox(BackendBox[LocalProcess]):
             raise SandboxError("cannot divide the box: it is divided already")
         reply = await self._change("divide", request)
         self._divided = True
+        self._judges_files = (4 if separation.covered else 2) * _FILES
         if not self._folder:  # where homes are on disk, tmpfs is no ground for another overlay
             self._live = list(separation.live)
         with socket.socket(fileno=reply.fds[0]) as listener:
@@ -278,11 +280,12 @@ class LocalBox(BackendBox[LocalProcess]):
         options = [*_BWRAP, *who, *(word for name, value in others.items() for word in ("--setenv", name, value))]
         if not side.network:
             options.append("--unshare-net")
+        files = self._judges_files if self._divided and not side.judged else _FILES
         request = {
             "options": options,
             "argv": [*_PROGRAM, *locale, *argv],
             "cwd": cwd,
-            "limits": _limits(self._spec, judged=side.judged, judge=self._divided and not side.judged),
+            "limits": _limits(self._spec, judged=side.judged, files=files),
             "judged": side.judged,
             "scratch": list(side.scratch),
             "live": None if side.judged else self._live,
@@ -344,7 +347,7 @@ class LocalBox(BackendBox[LocalProcess]):
         return used
 
 
-def _limits(spec: SandboxSpec, *, judged: bool, judge: bool) -> dict[str, int]:
+def _limits(spec: SandboxSpec, *, judged: bool, files: int) -> dict[str, int]:
     # DATA and not AS: runtimes reserve far more address space than they use, and some give up without it.
     return {
         # Processes are counted for both sides together: the judge can start some whatever the judged does.
@@ -352,9 +355,9 @@ def _limits(spec: SandboxSpec, *, judged: bool, judge: bool) -> dict[str, int]:
         "DATA": spec.memory_mb << 20,
         "FSIZE": spec.file_mb << 20,
         # It also bounds how many descriptors the host user may have on their way through sockets when one more is sent.
-        # So what agents have on their way never keeps a judge, of another box either where boxes share a user, from
-        # handing over what it launches.
-        "NOFILE": 2 * _FILES if judge else _FILES,
+        # Where boxes share a user, what agents have on their way so never keeps a judge from handing over what it
+        # launches; nor does what a judge has that runs hostile code beside itself keep one that runs none.
+        "NOFILE": files,
         # As NPROC: of all commands of the box together. The host user's own allowance is many times as large.
         "SIGPENDING": PENDING_SIGNALS,
         "MSGQUEUE": _QUEUED_BYTES,
