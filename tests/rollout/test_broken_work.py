@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from support.systems import a_system
 
 LINKS = "import os\nfor number in range(9000): os.symlink('/home/user/tests/x', f'link{number}')"
 DEEP = "import os\nfor _ in range(6000):\n    os.mkdir('d' * 200)\n    os.chdir('d' * 200)"
-VERIFIERS = {
+VERIFIERS: dict[str, dict[str, Any]] = {
     "plain": {"verify": ("test -e answer",)},
     "isolated": {"verify": ("untrusted test -e answer",), "isolate": True},
 }
@@ -80,7 +81,13 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 async def test_a_broken_system_is_the_fault_of_whoever_broke_it(name: str, provider: LocalProvider) -> None:
-    kept = {"paths": "system", "workdir": "/app", "keep": ("/",), "restore": (), "reward_from": "harbor"}
+    kept: dict[str, Any] = {
+        "paths": "system",
+        "workdir": "/app",
+        "keep": ("/",),
+        "restore": (),
+        "reward_from": "harbor",
+    }
     check = "if test -e /app/answer; then echo 1; else echo 0; fi > /logs/verifier/reward.txt"
     task = Task(instruction=BROKEN[name], verify=("bash /tests/test.sh",), tests={"test.sh": check}, **kept)
     verdict = await judged(provider, task, SandboxSpec(template="whole", writable_system=True), seconds=8)
