@@ -62,6 +62,11 @@ class EventReader:
         """Whether it stands between two events, with nothing begun."""
         return not (self._rest or self._data or self._name or self._carriage or self._retry_s is not None)
 
+    @property
+    def waiting(self) -> int:
+        """Bytes of a line that has not ended."""
+        return self._held
+
     def feed(self, data: bytes) -> Iterator[ServerEvent]:
         """The events that are complete with this portion. Must be read to its end before the next portion."""
         if self._carriage and data:
@@ -76,11 +81,15 @@ class EventReader:
             self._keep(data)
             return
         lines = data.split(b"\n")
+        collected = self._data
         if self._rest:
-            lines[0] = b"".join((*self._rest, lines[0]))
+            begun = self._rest[0]
+            if begun.startswith(b"data: ") and not self._careful:
+                collected.append(b"".join((begun[6:], *self._rest[1:], lines.pop(0))))  # copied once, it may be large
+            else:
+                lines[0] = b"".join((*self._rest, lines[0]))
             self._rest, self._held = [], 0
         last = lines.pop()
-        collected = self._data
         for line in lines:
             # What nearly every line is, first: one `data:` line and a blank one make an event.
             if line.startswith(b"data: ") and not self._careful:
@@ -107,11 +116,10 @@ class EventReader:
         if not piece:
             return
         self._rest.append(piece)
-        if self._limit is not None:
-            self._held += len(piece)
-            if self._size + self._held > self._limit:
-                self._skip()
-                self._rest, self._held = [b":"], 1  # so that the end of this line is no blank line
+        self._held += len(piece)
+        if self._limit is not None and self._size + self._held > self._limit:
+            self._skip()
+            self._rest, self._held = [b":"], 1  # so that the end of this line is no blank line
 
     def _line(self, line: bytes) -> None:
         if self._careful:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcage.gateway.hold import HeldEnd
+from rollcage.gateway import hold
+from rollcage.gateway.hold import LARGE, HeldEnd
 from rollcage.gateway.wires.chat import UsageFilter
 
 COUNT = b'data: {"choices":[],"usage":{"total_tokens":3}}'
@@ -27,11 +30,36 @@ def test_a_large_event_is_not_copied_again_with_every_piece(made: type[UsageFilt
     sift, size, count = made(), 1000, 4000
     Pieces.copied = 0
     sift.feed(b'data: {"choices":[{"delta":{"content":"')
-    for _ in range(count):
-        assert sift.feed(Pieces(b"x" * size)) == b""
-    out = sift.feed(b'"}}]}\n\n')
-    assert len(out) > size * count
+    out, waiting = 0, 0
+    for n in range(1, count + 1):
+        out += len(sift.feed(Pieces(b"x" * size)))
+        waiting = max(waiting, n * size - out)
+    out += len(sift.feed(b'"}}]}\n\n'))
+    assert out > size * count
+    assert waiting < LARGE
     assert Pieces.copied < 2 * size * count
+
+
+CALL = b'data: {"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"f","arguments":"{}"}}]}}]}'
+
+
+def test_a_large_tool_call_leaves_but_for_its_end() -> None:
+    held, long = HeldEnd(), b"x" * LARGE
+    start = b'data: {"choices":[{"delta":{"content":"' + long + long
+    end = b'","tool_calls":[{"index":0,"function":{"name":"f","arguments":"{}"}}]}}]}\n\n'
+    assert held.feed(start) == start
+    assert held.feed(end + b"data: [DONE]\n\n") == b""
+    assert held.holding and held.done
+    assert held.end() == end + b"data: [DONE]\n\n"
+
+
+def test_a_large_line_that_has_ended_waits_for_the_end_of_its_event() -> None:
+    held, long = HeldEnd(), b"x" * LARGE
+    start = b'data: {"choices":[{"delta":{"content":"' + long
+    assert held.feed(start) == start
+    assert held.feed(b'"}}]}\n') == b""
+    assert held.feed(b"\ndata: [DONE]\n\n") == b'"}}]}\n\n'
+    assert held.holding and held.done
 
 
 events = st.lists(
@@ -39,6 +67,9 @@ events = st.lists(
     min_size=1,
     max_size=6,
 )
+
+
+cuts = st.integers(1, 40)
 
 
 @given(events, st.sampled_from((b"\n\n", b"\r\n\r\n")), st.integers(1, 40))
@@ -49,6 +80,19 @@ def test_the_count_is_taken_out_however_the_stream_is_cut(parts: list[bytes], ga
         out += sift.feed(stream[at : at + size])
     out += sift.end()
     assert out == b"".join(part + gap for part in parts if part != COUNT)
+
+
+@given(st.lists(st.sampled_from((b": ping", CALL, b'data: {"choices":[{"delta":{"content":"tool_calls"}}]}'))), cuts)
+def test_what_may_be_acted_on_is_kept_back_however_early_the_front_leaves(parts: list[bytes], size: int) -> None:
+    stream = b"".join(part + b"\n\n" for part in parts)
+    with patch.object(hold, "LARGE", 30):
+        held, out = HeldEnd(), b""
+        for at in range(0, len(stream), size):
+            out += held.feed(stream[at : at + size])
+    assert out + held.end() == stream
+    assert held.holding == (CALL in parts)
+    if CALL in parts:
+        assert b"\n" not in out[stream.index(CALL) :]
 
 
 @given(events, st.sampled_from((b"\n\n", b"\r\n\r\n", b"\r\r")), st.integers(1, 40))

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -106,6 +107,15 @@ def test_a_text_is_stored_once_wherever_it_stands() -> None:
     before = shelf.size
     shelf.put({"request": {"messages": [{"role": "tool", "content": text}]}, "again": [text, text]})
     assert shelf.size - before < 1000
+
+
+@pytest.mark.parametrize("text", ["word\n" * 200_000, 'é😀 "\\' * 100_000, "a\ud800b" * 200_000])
+def test_a_long_text_is_written_in_slices_and_is_the_same_text(text: str) -> None:
+    body, blobs = pack({"text": text})
+    assert len(blobs) == 1
+    assert next(unpack([body], lambda names: {name: blobs[name] for name in names})) == {"text": text}
+    if "\ud800" not in text:
+        assert next(iter(blobs.values())).raw == msgspec.json.encode(text)
 
 
 def test_logprobs_of_a_32_bit_engine_take_four_bytes() -> None:

@@ -1,13 +1,15 @@
-"""Reads what agents send. Large bodies are read in parts, between which everybody else gets a turn.
+"""Reads what agents send. Large bodies are read in a thread and in parts, between which everybody else gets a turn.
 
-A decoder cannot be interrupted, and threads do not help: it never lets go of the interpreter. So a large body is first
-cut into its members, then the list that makes it large into its items, and those are decoded a few at a time. On the
-way up they are copied as they came, because no policy touches them.
+A decoder cannot be interrupted: it never lets go of the interpreter. So what is large is cut into its members or items,
+and a long text into slices, until each can be decoded in a fraction of a millisecond. On the way up large members are
+copied as they came, because no policy touches them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +24,12 @@ LARGE = 256 << 10
 MOST_PARTS = 1_000_000
 """Each costs about 100 bytes once decoded, however short it was, and time that nobody else gets."""
 
+DEEPEST = 6
+"""Large values are cut so many levels deep: each level reads all of what is below it."""
+
+_BREAK = re.compile(rb"[ !#-.:-@G-Z\[\]^_`g-mo-qsv-z{|}~]")
+"""A byte behind which a text may be cut: no part of an escape, nor of a character of several bytes."""
+_TEXT = msgspec.json.Decoder(str)
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -46,48 +54,59 @@ class Body:
         return {**sent, **same}
 
 
+async def joined(pieces: Sequence[bytes]) -> bytes:
+    """A body in one piece. Copying much of it lets go of the interpreter."""
+    large = sum(map(len, pieces)) > LARGE
+    return await asyncio.to_thread(b"".join, pieces) if large else b"".join(pieces)
+
+
 async def read(data: bytes) -> Body | None:
     """The JSON object in these bytes; None where they hold none, or one of so many parts that it would fill memory."""
     if len(data) > LARGE:
-        if data.count(b",") + data.count(b"[") + data.count(b"{") > MOST_PARTS:
-            return None
-        body = await _in_parts(data)
-        if body is not None:
-            return body
+        return await asyncio.to_thread(_read_large, data)
     value = object_of(data)
     return None if value is None else Body(value)
 
 
-async def _in_parts(data: bytes) -> Body | None:
+def _read_large(data: bytes) -> Body | None:
+    if sum(data.count(mark, at, at + LARGE) for mark in (b",", b"[", b"{") for at in _steps(data)) > MOST_PARTS:
+        return None
     try:
         members = _MEMBERS.decode(data)
-        value: JsonObject = {}
-        large: dict[str, msgspec.Raw] = {}
-        for name, raw in members.items():
-            if _size(raw) > LARGE:
-                await asyncio.sleep(0)
-                large[name] = raw
-            value[name] = await _items(raw) if name in large and _is_list(raw) else msgspec.json.decode(raw)
+        value = {name: _value(raw) for name, raw in members.items()}
     except (ValueError, RecursionError):
-        return None  # some other way of spelling, for `object_of` to make out
-    return Body(value, large)
+        found = object_of(data)  # some other way of spelling
+        return None if found is None else Body(found)
+    return Body(value, {name: raw for name, raw in members.items() if _size(raw) > LARGE})
 
 
-async def _items(raw: msgspec.Raw) -> list[Any]:
-    items = []
-    size = 0
-    for item in _ITEMS.decode(raw):
-        size += _size(item)
-        if size > LARGE:
-            await asyncio.sleep(0)
-            size = _size(item)
-        items.append(msgspec.json.decode(item))
-    return items
+def _value(raw: msgspec.Raw, depth: int = 0) -> Any:
+    data = memoryview(raw)
+    if len(data) <= LARGE or depth == DEEPEST:
+        return msgspec.json.decode(raw)
+    match data[:1]:
+        case b"[":
+            return [_value(item, depth + 1) for item in _ITEMS.decode(raw)]
+        case b"{":
+            return {name: _value(item, depth + 1) for name, item in _MEMBERS.decode(raw).items()}
+        case b'"':
+            return _text(data)
+    return msgspec.json.decode(raw)
+
+
+def _text(data: memoryview) -> str:
+    slices, start, end = [], 1, len(data) - 1
+    while start < end:
+        found = _BREAK.search(data, min(start + LARGE, end), end)
+        stop = found.end() if found else end
+        slices.append(_TEXT.decode(b'"%b"' % bytes(data[start:stop])))
+        start = stop
+    return "".join(slices)
+
+
+def _steps(data: bytes) -> range:
+    return range(0, len(data), LARGE)
 
 
 def _size(raw: msgspec.Raw) -> int:
     return len(memoryview(raw))
-
-
-def _is_list(raw: msgspec.Raw) -> bool:
-    return memoryview(raw)[0] == ord("[")

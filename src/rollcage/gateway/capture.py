@@ -7,7 +7,7 @@ not trainable. Events of the usual shape are taken many at a time (`usual`), all
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,8 +63,20 @@ def turn_of(call: ModelCall, body: bytes, end: AnswerEnd) -> Turn:
     return answer.turn(call, end)
 
 
-def portions(body: bytes) -> Iterator[bytes]:
+def portions(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """An answer in portions, which end with an event wherever they can."""
+    some: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        some.append(piece)
+        size += len(piece)
+        if size >= PORTION and (size > 2 * PORTION or piece.endswith(b"\n\n")):
+            yield from _portions(b"".join(some))
+            some, size = [], 0
+    yield from _portions(b"".join(some))
+
+
+def _portions(body: bytes) -> Iterator[bytes]:
     start = 0
     while start < len(body):
         end = body.rfind(b"\n\n", start, start + PORTION) + 2
@@ -93,6 +105,16 @@ class TurnBuilder:
         self._garbled: str | None = None
         self._misfit = ""
         self._done = False
+
+    @property
+    def half(self) -> int:
+        """Bytes of an event that has not ended: it is read at a stretch when it does."""
+        return self._events.waiting
+
+    @property
+    def unread(self) -> int:
+        """Bytes that `turn` is left to read."""
+        return self.half + sum(map(len, self._json))
 
     def feed(self, data: bytes) -> None:
         """Take in a portion."""

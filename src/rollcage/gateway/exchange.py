@@ -7,6 +7,7 @@ kept back until whoever keeps the turns has kept this one.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from rollcage.gateway.delivery import Delivery
 from rollcage.gateway.engines import Engine, KnownEngines
 from rollcage.gateway.exact import ExactPrompts
 from rollcage.gateway.history import PromptPlan
+from rollcage.gateway.hold import LARGE
 from rollcage.gateway.http_out import ModelConnection, Target, Upstream, UpstreamError, headers_for, too_long
 from rollcage.gateway.pause import CallGate
 from rollcage.gateway.policy import milder, outgoing
@@ -154,7 +156,7 @@ class Exchange:
             self._delivery.rest()
             if self._connection is not None:
                 self._connection.release()
-        plain = self._plain()
+        plain = await self._plain()
         seconds = time.perf_counter() - self._began
         fault = self._cut_by or self._broken
         end = AnswerEnd(self._delivery.status, fault, self._first_token_s, seconds, cut=self.was_cut)
@@ -212,7 +214,8 @@ class Exchange:
             for name, value in self._engine.prompted(self._plan.ids).items():
                 before = body.get(name)
                 body[name] = before | value if isinstance(before, dict) and isinstance(value, dict) else value
-        payload = msgspec.json.encode(body)
+        encode = functools.partial(msgspec.json.encode, body)
+        payload = await asyncio.to_thread(encode) if self._body.large else encode()
         while True:
             target = Target.of(endpoint.base_url if route is None else route.base_url, self._delivery.wire.path)
             try:
@@ -274,10 +277,14 @@ class Exchange:
         if self._events > 1:
             self._first_token_s = time.perf_counter() - self._began
 
-    def _plain(self) -> bytes:
+    async def _plain(self) -> list[bytes]:
         """The answer as it is read: unpacked, as far as it may go, and without the key."""
-        limit = self._context.upstream.answer_limit
-        plain = self._delivery.unpacked(self.pieces)
+        if self._deliver is not None:
+            return self.pieces  # passed on piece by piece, each unpacked and without the key
+        limit, unpacked = self._context.upstream.answer_limit, self._delivery.unpacked
+        large = sum(map(len, self.pieces)) > LARGE
+        # Joining and unpacking let go of the interpreter.
+        plain = await asyncio.to_thread(unpacked, self.pieces) if large else unpacked(self.pieces)
         if len(plain) > limit and self._delivery.encoding:
             self._broken = self._broken or too_long(limit)
             plain = plain[:limit]
@@ -286,7 +293,7 @@ class Exchange:
             plain = plain.replace(self._key, HIDDEN)
             self.pieces, self._repeats_key = [plain], True
             self._delivery.unpack()
-        return plain
+        return [plain]
 
     async def _prompt_ids(self) -> tuple[int, ...]:
         """What was asked beside the call. It has had all the time of the answer, and gets hardly more."""
@@ -300,15 +307,20 @@ class Exchange:
         good = self._prompt.done() and not self._prompt.cancelled() and self._prompt.exception() is None
         return self._prompt.result() if good else ()
 
-    async def _turn(self, body: bytes, end: AnswerEnd, prompt: tuple[int, ...]) -> Turn:
+    async def _turn(self, pieces: list[bytes], end: AnswerEnd, prompt: tuple[int, ...]) -> Turn:
         call = replace(self.call, request=self._sent, advice=self._engine.advice)
-        answer = TurnBuilder()
+        answer, large = TurnBuilder(), False
         async with self._context.parsing:
-            for number, portion in enumerate(portions(body)):
+            for number, portion in enumerate(portions(pieces)):
                 if number:
                     await asyncio.sleep(0)
-                answer.feed(portion)
-            turn = answer.turn(call, end, prompt)
+                if answer.half > LARGE:
+                    large = True
+                    await asyncio.to_thread(answer.feed, portion)
+                else:
+                    answer.feed(portion)
+            done = functools.partial(answer.turn, call, end, prompt)
+            turn = await asyncio.to_thread(done) if large or answer.unread > LARGE else done()
         if self._repeats_key:
             turn = turn.model_copy(update={"trainable": False, "untrainable_reason": KEY_REPEATED})
         exact = self._context.exact

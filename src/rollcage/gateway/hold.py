@@ -1,7 +1,7 @@
 """Keeps back the end of a chat stream: from the first event on that an agent could act on.
 
 Agents run a tool as soon as its arguments are whole JSON, and do not wait for `[DONE]`. Until then every event leaves
-as it came; only half an event waits for its other half.
+as it came; only half an event waits for its other half, and of a large one only the end of its line.
 """
 
 from __future__ import annotations
@@ -17,13 +17,20 @@ from rollcage.sse import EventReader, told_by
 DONE = b"[DONE]"
 
 _GAP = re.compile(rb"\r?\n\r?\n|\r\r")
-_LONGEST_GAP = 4
+_MARKS = (b'"tool_calls"', DONE)
+"""An event without one of these is nothing to act on."""
+_OVERLAP = 11
+"""As long as a gap or a mark may be, less one byte."""
+LARGE = 256 << 10
+"""An event of which so much has come leaves before it is whole: nobody can act on half a line."""
 
 
 def _gaps(data: bytes) -> list[int]:
     """Where events end in it."""
     if b"\r" in data:
         return [gap.end() for gap in _GAP.finditer(data)]
+    if b"\n" not in data:
+        return []
     ends, at = [], data.find(b"\n\n")
     while at >= 0:
         ends.append(at + 2)
@@ -80,9 +87,13 @@ class HeldEnd:
     def __init__(self) -> None:
         self._watch = ActionWatch()
         self._half: list[bytes] = []
-        """An event that has not ended."""
+        """An event that has not ended, the pieces of it that have left included."""
         self._size, self._tail = 0, b""
         """How long it is so far, and its last bytes."""
+        self._left = 0
+        """How many of its pieces have left."""
+        self._marked = False
+        """Whether it may be one to act on."""
         self._held: list[bytes] = []
         self._events: EventReader | None = None
         self.done = False
@@ -107,16 +118,21 @@ class HeldEnd:
             return data
         # Looked for where it may be new, and joined only when an event ends: a large one costs no more than its length.
         near = self._tail + data
-        ends = [self._size - len(self._tail) + end for end in _gaps(near)]
+        gaps = _gaps(near)
+        ends = [self._size - len(self._tail) + gap for gap in gaps]
         self._half.append(data)
         self._size += len(data)
-        self._tail = near[-_LONGEST_GAP + 1 :]
+        event = near[: gaps[0]] if gaps else near
+        self._marked = self._marked or any(mark in event for mark in _MARKS)
+        self._tail = near[-_OVERLAP:]
         if not ends:
             self._notice_bare_done()
-            return b""
+            return self._front(data)
+        if self._left:
+            return self._end_large(ends[0])
         data, self._half = b"".join(self._half), []
         if calm(data) and not self._watch.busy:
-            self._size, self._tail = 0, b""
+            self._rest(b"")
             return data
         at = 0
         for end in ends:
@@ -125,19 +141,47 @@ class HeldEnd:
                 self._begin(data[at:])
                 return data[:at]
             at = end
-        self._half, self._size, self._tail = [data[at:]], len(data) - at, data[at:][-_LONGEST_GAP + 1 :]
+        self._rest(data[at:])
         self._notice_bare_done()
         return data[:at]
 
     def end(self) -> bytes:
         """What was kept back."""
-        held, self._held, self._half = b"".join((*self._held, *self._half)), [], []
+        held, self._held, self._half = b"".join((*self._held, *self._half[self._left :])), [], []
         return held
+
+    def _front(self, data: bytes) -> bytes:
+        """What may leave of an event that has not ended, the last piece of which is `data`."""
+        if self._size < LARGE or self._marked or self._watch.busy or self._events is not None:
+            return b""
+        pieces = self._half[self._left :]
+        if any(b"\n" in piece or b"\r" in piece for piece in pieces):
+            return b""  # a line of it has ended, and some readers act on that
+        self._left = len(self._half)
+        return b"".join(pieces)
+
+    def _end_large(self, end: int) -> bytes:
+        """The first event ends there, and most of it has left."""
+        pieces, gone = self._half, sum(map(len, self._half[: self._left]))
+        rest = b"".join(pieces[self._left :])
+        acts = self._marked and any(map(self._watch.acts, told_by(b"".join(pieces)[:end])))
+        self._rest(b"")
+        if acts:
+            self._begin(rest)
+            return b""
+        after = rest[end - gone :]
+        return rest[: end - gone] + (self.feed(after) if after else b"")
+
+    def _rest(self, data: bytes) -> None:
+        """An event begins with this; nothing else waits."""
+        self._half, self._size, self._left = [data] if data else [], len(data), 0
+        self._tail, self._marked = data[-_OVERLAP:], any(mark in data for mark in _MARKS)
 
     def _notice_bare_done(self) -> None:
         """Some servers leave out the blank line after the last event."""
         if 0 < self._size < 32 and b"".join(self._half).strip() in (b"data: " + DONE, b"data:" + DONE):
-            half, self._half = b"".join(self._half), []
+            half = b"".join(self._half)
+            self._rest(b"")
             self._begin(half)
             self.done = True
 

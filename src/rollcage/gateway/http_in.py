@@ -39,7 +39,10 @@ class AgentRequest:
     target: str = ""
     headers: dict[str, str] = field(default_factory=dict)
     """Names in lower case."""
-    body: bytes = b""
+    body: list[bytes] = field(default_factory=list)
+    """In pieces, as it came."""
+    size: int = 0
+    """Bytes of it."""
     keep_alive: bool = True
     chunks: bool = True
     """Whether the client understands chunked answers (HTTP/1.0 does not)."""
@@ -141,8 +144,8 @@ class AgentConnection(asyncio.Protocol):
     @property
     def held(self) -> int:
         """Bytes of bodies that are kept for this client."""
-        waiting = sum(len(request.body) for request in self._waiting)
-        return self._size + waiting + (len(self._current.body) if self._current is not None else 0)
+        waiting = sum(request.size for request in self._waiting)
+        return self._size + waiting + (self._current.size if self._current is not None and self._current.body else 0)
 
     @property
     def begun(self) -> bool:
@@ -233,7 +236,7 @@ class AgentConnection(asyncio.Protocol):
         if self._parser.should_upgrade():
             return
         request = self._arriving
-        request.body = b"".join(self._body)
+        request.body, request.size = self._body, self._size
         request.keep_alive = self._parser.should_keep_alive()
         self._reset(keep_parser=True)
         if len(self._waiting) >= PIPELINED:

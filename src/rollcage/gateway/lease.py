@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import msgspec
 
-from rollcage.gateway.bodies import Body, read
+from rollcage.gateway.bodies import Body, joined, read
 from rollcage.gateway.budget import BROKEN_CALLS, Budget
 from rollcage.gateway.capture import AnswerEnd, ModelCall, turn_of
 from rollcage.gateway.delivery import Delivery
@@ -171,8 +171,8 @@ class Lease:
     async def _serve(self, connection: AgentConnection, request: AgentRequest) -> None:
         """Answer a request for words of the model: read it, admit it, run it."""
         began, started_at = time.perf_counter(), time.time()
-        body = await read(request.body)
-        size, request.body = len(request.body), b""
+        body = await read(await joined(request.body))
+        request.body.clear()
         asked: JsonObject = {} if body is None else body.value
         wire = _wire(request, asked)
         delivery = Delivery(
@@ -189,7 +189,7 @@ class Lease:
             while repeats:
                 late = await self._pass_gate()
                 self._admit()
-                call = self._begin(request.headers, chat, size, started_at)
+                call = self._begin(request.headers, chat, request.size, started_at)
                 if late is not None:
                     await self._give_up(call, chat, delivery, late)
                     return

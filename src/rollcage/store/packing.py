@@ -35,6 +35,8 @@ FAN = 16
 """Elements per part of a list of objects, and parts per node of a long list."""
 BLOCK = 512
 """Integers per part of a list of integers."""
+SLICE = 1 << 18
+"""Characters that are encoded at a stretch."""
 ROWS = 8
 """Shorter lists of lists stay as they are."""
 
@@ -141,6 +143,14 @@ def unpack(bodies: Iterable[bytes], fetch: Fetch) -> Iterator[dict[str, Any]]:
         yield {key: unpacker.resolve(item) for key, item in root.items()} if marked else root
 
 
+def _text(value: str) -> bytes:
+    """The same of a text; a long one in slices, because an encoder does not let other threads run."""
+    if len(value) <= SLICE:
+        return dumps_plain(value)
+    slices = [dumps_plain(value[at : at + SLICE])[1:-1] for at in range(0, len(value), SLICE)]
+    return b"".join((b'"', *slices, b'"'))
+
+
 _Encode = Callable[[Any], bytes]
 
 
@@ -156,7 +166,7 @@ class _Packer:
 
     def pack(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._ref(Blob(Codec.JSON, dumps_plain(value))) if len(value) > LIMIT else value
+            return self._ref(Blob(Codec.JSON, _text(value))) if len(value) > LIMIT else value
         if isinstance(value, dict):
             return self._pack_dict(value)
         if isinstance(value, Plain):

@@ -10,6 +10,7 @@ from functools import cached_property
 
 import msgspec
 
+from rollcage.gateway.hold import LARGE
 from rollcage.gateway.shapes import object_of
 from rollcage.gateway.wires.base import CHAT_PATH, Wire, encoded, problem_in
 from rollcage.types import JsonObject
@@ -29,6 +30,7 @@ _ASKED_BY = {
     "__verbose": ("verbose",),
 }
 _COUNTING = (b'"choices":[]', b'"choices": []')
+_GAPS = (b"\n\n", b"\r\n\r\n")
 _THOUGHTS = frozenset({"reasoning", "reasoning_content"})
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -156,39 +158,55 @@ class UsageFilter:
     """Takes the chunk that only counts tokens out of a stream whose agent did not ask for it.
 
     Such a chunk has no choices, and agents that never asked for one trip over that. No event is parsed but those that
-    may be it.
+    may be it; one that is large is none, and leaves as it comes.
     """
 
     def __init__(self) -> None:
         self._rest: list[bytes] = []
         """Pieces of an event that has not ended."""
+        self._size = 0
+        """How long they are."""
+        self._large = False
+        """Whether it is longer than any that only counts, and leaves as it comes."""
         self._tail = b""
-        """Their last bytes, in which a gap may have begun."""
+        """Its last bytes, in which a gap may have begun."""
 
     @property
     def idle(self) -> bool:
         """Whether no event has begun."""
-        return not self._rest
+        return not self._size
 
     def feed(self, data: bytes) -> bytes:
         """The events that are complete with this portion, without the ones that only count."""
-        if not self._rest and data.endswith(b"\n\n") and not _may_count(data):
+        if not self._size and data.endswith(b"\n\n") and not _may_count(data):
             return data  # several that came together
         # Joined only when an event ends: one of many megabytes costs no more than its length.
         near = self._tail + data
-        end = max((at + len(gap) for gap in (b"\n\n", b"\r\n\r\n") if (at := near.rfind(gap)) >= 0), default=0)
-        if not end:
+        find = near.find if self._large else near.rfind
+        ends = [at + len(gap) for gap in _GAPS if b"\n" in near and (at := find(gap)) >= 0]
+        if not ends:
             self._rest.append(data)
-            self._tail = near[-3:]
-            return b""
-        at = end - len(self._tail)
-        whole, rest = b"".join((*self._rest, data[:at])), data[at:]
-        self._rest, self._tail = ([rest] if rest else []), rest[-3:]
+            self._size, self._tail = self._size + len(data), near[-3:]
+            self._large = self._size > LARGE
+            return self._taken() if self._large else b""
+        at = (min if self._large else max)(ends) - len(self._tail)
+        rest, large = data[at:], self._large
+        self._rest.append(data[:at])
+        whole = self._taken()
+        self._size, self._large, self._tail = 0, False, b""
+        if large:
+            return whole + (self.feed(rest) if rest else b"")
+        if rest:
+            self._rest, self._size, self._tail = [rest], len(rest), rest[-3:]
         return _countless(whole)
+
+    def _taken(self) -> bytes:
+        taken, self._rest = b"".join(self._rest), []
+        return taken
 
     def end(self) -> bytes:
         """What is left when the stream is over."""
-        rest, self._rest, self._tail = b"".join(self._rest), [], b""
+        rest = self._taken()
         return b"" if _only_counts(rest) else rest
 
 
