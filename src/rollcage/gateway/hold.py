@@ -132,7 +132,7 @@ class HeldEnd:
             return self._end_large(ends[0])
         data, self._half = b"".join(self._half), []
         if calm(data) and not self._watch.busy:
-            self._rest(b"")
+            self._start(b"")
             return data
         at = 0
         for end in ends:
@@ -141,7 +141,7 @@ class HeldEnd:
                 self._begin(data[at:])
                 return data[:at]
             at = end
-        self._rest(data[at:])
+        self._start(data[at:])
         self._notice_bare_done()
         return data[:at]
 
@@ -165,14 +165,14 @@ class HeldEnd:
         pieces, gone = self._half, sum(map(len, self._half[: self._left]))
         rest = b"".join(pieces[self._left :])
         acts = self._marked and any(map(self._watch.acts, told_by(b"".join(pieces)[:end])))
-        self._rest(b"")
+        self._start(b"")
         if acts:
             self._begin(rest)
             return b""
         after = rest[end - gone :]
         return rest[: end - gone] + (self.feed(after) if after else b"")
 
-    def _rest(self, data: bytes) -> None:
+    def _start(self, data: bytes) -> None:
         """An event begins with this; nothing else waits."""
         self._half, self._size, self._left = [data] if data else [], len(data), 0
         self._tail, self._marked = data[-_OVERLAP:], any(mark in data for mark in _MARKS)
@@ -181,7 +181,7 @@ class HeldEnd:
         """Some servers leave out the blank line after the last event."""
         if 0 < self._size < 32 and b"".join(self._half).strip() in (b"data: " + DONE, b"data:" + DONE):
             half = b"".join(self._half)
-            self._rest(b"")
+            self._start(b"")
             self._begin(half)
             self.done = True
 
