@@ -6,7 +6,8 @@ The naked CLI is the same program with the same arguments and files, started by 
 process translates for it, and costs it nothing. Both are answered by the same scripted model in a process of its own.
 CPU of the naked CLI is that of its processes; CPU of a rollout is that of its box, of whatever opened it, and of this
 process: runner, gateway, log and verifier (counted by cgroup v1's cpuacct; without that, it is the whole machine's).
-Rounds are interleaved, medians count. `wall` is of little worth on a busy
+Rounds are interleaved, medians count. `more` is what a rollout costs beyond the naked CLI, and `shell` is a rollout
+in which no agent works, only the same two commands: box, log and verifier alone. Wall is of little worth on a busy
 machine.
 
 Memory is that of the box's processes (PSS) while the model thinks: of one box, and of each further one, which shares
@@ -194,7 +195,15 @@ async def measure(names: Sequence[str], rounds: int) -> dict[str, dict[str, floa
             assert isinstance(box, LocalBox)
             fork_server = box._fork_server.pid
         sides: dict[str, list[tuple[tuple[float, float], tuple[float, float]]]] = {name: [] for name in names}
+        alone: list[tuple[float, float]] = []
         for number in range(rounds + 1):
+            commands = TASK.model_copy(update={"instruction": "echo hello > hello.txt; cat hello.txt"})
+            job = Job(task=commands, model=endpoints[0], agent=AgentSpec(name="shell"))
+
+            async def shell(job: Job = job) -> None:
+                assert (await runner.wait(await runner.start(job))).reward == 1.0
+
+            alone += [await cost.caged(shell)] if number else []
             for name, endpoint in zip(names, endpoints, strict=True):
                 job = Job(task=TASK, model=endpoint, agent=AgentSpec(name=name))
                 ended: list[Rollout] = []
@@ -217,6 +226,8 @@ async def measure(names: Sequence[str], rounds: int) -> dict[str, dict[str, floa
             first, further = await waiting(runner, known[name], fork_server)
             fit = 1 + max(0, GB_8 - first) // max(further, 1)
             rows[name] |= {"waiting_bytes": first, "further_bytes": further, "in_8_gb": fit}
+        wall, cpu = (statistics.median(side) for side in zip(*alone, strict=True))
+        rows["shell"] = {"rollout_cpu_s": cpu, "rollout_wall_s": wall}
     return rows
 
 
@@ -225,6 +236,9 @@ def _summary(pairs: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -
         "naked_cpu_s": statistics.median(bare[1] for bare, _ in pairs),
         "rollout_cpu_s": statistics.median(caged[1] for _, caged in pairs),
         "cpu_ratio": statistics.median(caged[1] / bare[1] for bare, caged in pairs),
+        "more_cpu_s": statistics.median(caged[1] - bare[1] for bare, caged in pairs),
+        "naked_wall_s": statistics.median(bare[0] for bare, _ in pairs),
+        "rollout_wall_s": statistics.median(caged[0] for _, caged in pairs),
         "wall_ratio": statistics.median(caged[0] / bare[0] for bare, caged in pairs),
     }
 
@@ -244,17 +258,18 @@ def main() -> None:
     if asked.json:
         print(json.dumps(rows, indent=2))
         return
-    print(
-        "| agent | CPU naked | CPU of a rollout | ratio | wall | first prompt | size | waiting | each more | in 8 GB |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("| agent | CPU naked | rollout | ratio | more | wall naked | rollout | ratio | first prompt | size |", end="")
+    print(" waiting | each more | in 8 GB |\n" + "|---" * 13 + "|")
+    alone = rows.pop("shell")
     for name, row in rows.items():
         mb = {key: f"{row[key] / 1e6:.0f} MB" for key in ("bytes", "waiting_bytes", "further_bytes")}
         print(
             f"| `{name}` | {row['naked_cpu_s']:.2f} s | {row['rollout_cpu_s']:.2f} s | {row['cpu_ratio']:.2f} x "
+            f"| {row['more_cpu_s']:+.2f} s | {row['naked_wall_s']:.2f} s | {row['rollout_wall_s']:.2f} s "
             f"| {row['wall_ratio']:.2f} x | {row['prompt_tokens']:,} | {mb['bytes']} | {mb['waiting_bytes']} "
             f"| {mb['further_bytes']} | {row['in_8_gb']:.0f} |"
         )
+    print(f"\n`shell`: CPU {alone['rollout_cpu_s']:.2f} s, wall {alone['rollout_wall_s']:.2f} s")
 
 
 if __name__ == "__main__":

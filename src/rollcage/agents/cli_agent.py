@@ -17,7 +17,6 @@ from anyio.abc import ByteReceiveStream
 
 from rollcage.agent_events import (
     AgentEvent,
-    AgentNote,
     AgentOutput,
     AgentRaw,
     AgentReportedError,
@@ -26,18 +25,16 @@ from rollcage.agent_events import (
 )
 from rollcage.agents.base import AgentContext, AgentExit, Emit, ToolWords, takes_only
 from rollcage.agents.fields import text
-from rollcage.agents.lines import lines
+from rollcage.agents.lines import feed, told
 from rollcage.errors import UsageError
 from rollcage.events import AgentEmitted, AgentStarted
 from rollcage.json_safe import json_safe
-from rollcage.sandboxes.base import Process, Sandbox, Tail
+from rollcage.sandboxes.base import Sandbox, Tail
 from rollcage.sandboxes.layers import Layer
 from rollcage.types import HOME, AgentSpec, Endpoint, JsonObject
 
 INSTALLED = ".rollcage/agents"
 """Where agents are, below the home directory of a box."""
-MAX_EVENTS = 64 << 20
-"""Bytes of what it prints that go into the log."""
 
 Wire = Literal["chat", "messages", "responses"]
 """The API that an agent speaks to its model: OpenAI's chat completions or responses, or Anthropic's messages."""
@@ -160,7 +157,7 @@ class CliAgent:
         env = {"SHELL": "/bin/bash", "TERM": "dumb", **command.env, **spec.env}
         async with box.spawn([*self.program, *command.argv], env=env, cwd=workdir) as process:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_feed, process, command.stdin)
+                tasks.start_soon(feed, process, command.stdin)
                 tasks.start_soon(complaint.drain, process.stderr)
                 await printed.read(process.stdout)
             code = await process.wait()
@@ -180,7 +177,7 @@ class _Printed:
     """Reads what an agent prints: JSON lines are events, anything else is output."""
 
     def __init__(self, emit: Emit, reader: Reader) -> None:
-        self._emit, self._reader, self._bytes = emit, reader, 0
+        self._emit, self._reader = emit, reader
         self._session, self._count = "", 0
         self.error: str | None = None
         """The error that it ended with; one that it went on after does not count."""
@@ -188,13 +185,8 @@ class _Printed:
         """The last thing that it said, or printed beside its events."""
 
     async def read(self, stream: ByteReceiveStream) -> None:
-        async for line in lines(stream):
-            over, self._bytes = self._bytes > MAX_EVENTS, self._bytes + len(line)
-            if self._bytes <= MAX_EVENTS:
-                await self._tell(line)
-            elif not over:
-                note = AgentNote(text=f"after {MAX_EVENTS} bytes no more events are kept")
-                await self._emit(AgentEmitted(event=note))
+        async for line in told(stream, self._emit):
+            await self._tell(line)
 
     async def _tell(self, line: bytes) -> None:
         data = _object(line)
@@ -227,12 +219,3 @@ def _object(line: bytes) -> JsonObject | None:
     except (ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
-
-
-async def _feed(process: Process, words: str) -> None:
-    try:
-        await process.stdin.send(words.encode())
-    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-        return  # it has died already, which its exit code shows
-    finally:
-        await process.stdin.aclose()

@@ -66,7 +66,7 @@ class QwenCode(NpmAgent):
     )
 
     def command(self, run: AgentRun) -> Command:
-        """`config` is merged into its settings.json. No compaction, for want of a known context length."""
+        """`config` is merged into its settings.json. Its window is named so large that it sums nothing up."""
         spec, argv = run.spec, ["--yolo", "--output-format", "stream-json", "--auth-type", "openai"]
         argv += ["--model", run.model.model]
         if spec.system_prompt:

@@ -13,20 +13,18 @@ import anyio
 from anyio.abc import ByteReceiveStream
 from pydantic import Field, ValidationError
 
-from rollcage.agent_events import AGENT_EVENT, AgentEvent, AgentNote, AgentOutput, AgentReportedError
+from rollcage.agent_events import AGENT_EVENT, AgentEvent, AgentOutput, AgentReportedError
 from rollcage.agents.base import AgentContext, AgentExit, BareAgent, Emit, ToolWords
-from rollcage.agents.lines import lines
+from rollcage.agents.lines import feed, told
 from rollcage.errors import AgentError, UsageError
 from rollcage.events import AgentEmitted, AgentStarted
 from rollcage.json_safe import json_safe
-from rollcage.sandboxes.base import Process, Sandbox, Tail
+from rollcage.sandboxes.base import Sandbox, Tail
 from rollcage.types import AgentSpec, JsonObject, ScriptedCall, Value
 
 SYSTEM_PROMPT = """\
 You work on a task in a Linux box, with one tool: bash. Each command runs in a new shell in the working folder.
 Work step by step and look at what the commands print. When the task is done, answer in words and call no tool."""
-MAX_EVENTS = 64 << 20
-"""Bytes of events that go into the log."""
 NO_PYTHON = 91
 _START = f'command -v python3 >/dev/null || exit {NO_PYTHON}; exec python3 -I -c "$0"'
 
@@ -62,7 +60,7 @@ class Mini(BareAgent):
         reader, complaint = _EventReader(emit), Tail(8000)
         async with box.spawn(["sh", "-c", _START, _program()], env=spec.env, cwd=workdir) as process:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_order, process, _orders(instruction, context, spec))
+                tasks.start_soon(feed, process, json.dumps(_orders(instruction, context, spec)))
                 tasks.start_soon(complaint.drain, process.stderr)
                 await reader.read(process.stdout)
             code = await process.wait()
@@ -76,17 +74,13 @@ class _EventReader:
     """Reads what the program prints. Whatever is in the box could print there: what is no event is output."""
 
     def __init__(self, emit: Emit) -> None:
-        self._emit, self._bytes = emit, 0
+        self._emit = emit
         self.started = False
         self.error: str | None = None
 
     async def read(self, stream: ByteReceiveStream) -> None:
-        async for line in lines(stream):
-            over, self._bytes = self._bytes > MAX_EVENTS, self._bytes + len(line)
-            if self._bytes <= MAX_EVENTS:
-                await self._tell(_event(line))
-            elif not over:
-                await self._tell(AgentNote(text=f"after {MAX_EVENTS} bytes no more events are kept"))
+        async for line in told(stream, self._emit):
+            await self._tell(_event(line))
 
     async def _tell(self, event: AgentEvent) -> None:
         self.started = self.started or not isinstance(event, AgentOutput)
@@ -117,15 +111,6 @@ def _orders(instruction: str, context: AgentContext, spec: AgentSpec) -> JsonObj
         "messages": [prompt, {"role": "user", "content": instruction}],
         **_config(spec).model_dump(),
     }
-
-
-async def _order(process: Process, orders: JsonObject) -> None:
-    try:
-        await process.stdin.send(json.dumps(orders).encode())
-    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-        return  # it has died already, which its exit code shows
-    finally:
-        await process.stdin.aclose()
 
 
 def _config(spec: AgentSpec) -> MiniConfig:

@@ -16,6 +16,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from rollcage.agents.base import AgentContext, AgentExit, Emit, ToolWords
+from rollcage.agents.lines import MAX_EVENTS
 from rollcage.agents.opencode.config import (
     BINARY,
     EDIT_TOOLS,
@@ -25,7 +26,6 @@ from rollcage.agents.opencode.config import (
     environment_of,
     permissions_of,
 )
-from rollcage.agents.opencode.listener import MAX_EVENTS
 from rollcage.agents.opencode.package import cpu_flags, layer_of, package_for
 from rollcage.agents.opencode.printed import Printed
 from rollcage.agents.opencode.purpose import origin

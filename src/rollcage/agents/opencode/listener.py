@@ -25,8 +25,6 @@ MAX_HELD = 32
 MAX_HELD_BYTES = 256 << 10
 """An unfinished part larger than this is not held; it is in the log once it is finished."""
 MAX_ERROR = 2000
-MAX_EVENTS = 64 << 20
-"""How many bytes of its own events an agent may put into the log; a runaway cannot fill the disk."""
 
 
 @dataclass

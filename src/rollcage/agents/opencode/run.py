@@ -9,13 +9,12 @@ import anyio
 from anyio.abc import ByteReceiveStream
 
 from rollcage.agents.base import AgentExit, Emit
-from rollcage.agents.lines import lines
+from rollcage.agents.lines import feed, told
 from rollcage.agents.opencode.config import BINARY
-from rollcage.agents.opencode.listener import MAX_EVENTS
 from rollcage.agents.opencode.neutral import error_line, event_of
 from rollcage.agents.opencode.printed import Printed
 from rollcage.events import AgentEmitted
-from rollcage.sandboxes.base import Process, Sandbox
+from rollcage.sandboxes.base import Sandbox
 
 
 async def run(
@@ -26,7 +25,7 @@ async def run(
     reader = _StdoutReader(emit)
     async with box.spawn(argv, env=environment, cwd=workdir) as process:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_prompt, process, instruction)
+            tasks.start_soon(feed, process, instruction)  # it waits for the end of its input
             tasks.start_soon(printed.drain, process.stderr)
             await reader.events(process.stdout)
         code = await process.wait()
@@ -37,14 +36,11 @@ class _StdoutReader:
     """Reads what OpenCode prints."""
 
     def __init__(self, emit: Emit) -> None:
-        self._emit, self._bytes = emit, 0
+        self._emit = emit
         self.error: str | None = None
 
     async def events(self, stream: ByteReceiveStream) -> None:
-        async for line in lines(stream):
-            self._bytes += len(line)
-            if self._bytes > MAX_EVENTS:
-                continue
+        async for line in told(stream, self._emit):
             try:
                 data = json.loads(line)
             except (ValueError, RecursionError):
@@ -54,13 +50,3 @@ class _StdoutReader:
             if data.get("type") == "error":
                 self.error = error_line(data.get("error"))
             await self._emit(AgentEmitted(event=event_of(data), raw=data))
-
-
-async def _prompt(process: Process, instruction: str) -> None:
-    # OpenCode waits for the end of its input; an agent that died already shows in its exit code.
-    try:
-        await process.stdin.send(instruction.encode())
-    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-        return
-    finally:
-        await process.stdin.aclose()
