@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from unittest.mock import patch
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from rollcage.gateway import hold
 from rollcage.gateway.hold import LARGE, HeldEnd
 from rollcage.gateway.wires.chat import UsageFilter
+from support.hand_made import ROLE, Asked, chat, chunked, hand_made, head, rig, text_event, until
 
 COUNT = b'data: {"choices":[],"usage":{"total_tokens":3}}'
 
@@ -104,3 +106,31 @@ def test_what_is_harmless_passes_whole_however_it_is_cut(parts: list[bytes], gap
     assert not held.holding
     assert out + held.end() == stream
     assert len(out) > len(stream) - 4
+
+
+async def test_a_large_event_reaches_the_agent_before_the_model_has_ended_it() -> None:
+    seen = asyncio.Event()
+    long = "word " * (LARGE // 2)
+    large = text_event(long)
+
+    async def answer(_: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(head(Transfer_Encoding="chunked") + chunked(ROLE) + chunked(large[: 2 * LARGE]))
+        await writer.drain()
+        await seen.wait()
+        for each in (large[2 * LARGE :], text_event("", "stop"), b"data: [DONE]\n\n"):
+            writer.write(chunked(each))
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+    async with hand_made(answer) as model, rig(model.endpoint()) as box, box.connect() as client:
+        client.writer.write(box.request(chat()))
+        assert (await client.head())[0] == 200
+        out = b""
+        while len(out) < LARGE:
+            out += await client.chunk()
+        seen.set()
+        while piece := await client.chunk():
+            out += piece
+        assert out == ROLE + large + text_event("", "stop") + b"data: [DONE]\n\n"
+        await until(lambda: box.recorded)
+        assert box.recorded[0].message["content"] == long
