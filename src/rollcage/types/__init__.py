@@ -11,6 +11,7 @@ from rollcage.types.base import (
     Metadata,
     Value,
 )
+from rollcage.types.check import Check
 from rollcage.types.job import (
     BASE,
     NO_MODEL,
@@ -36,17 +37,15 @@ from rollcage.types.outcome import (
     Standing,
     Trust,
 )
+from rollcage.types.scripted import ScriptedCall, ScriptedTurn
 from rollcage.types.task import (
     SYSTEM_OWN,
     Artifact,
-    Check,
     Collect,
     FileTree,
     Limits,
     McpServer,
     Paths,
-    ScriptedCall,
-    ScriptedTurn,
     Step,
     Task,
     VerifierBox,
