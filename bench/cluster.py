@@ -7,7 +7,7 @@ batches, acknowledged) into a log; processor time of this process, so Ray's own 
 `simulation`: the real dispatcher, queue and log; nodes are stubs in this process, whose rollouts log what a short
 agent's do, as fast as the head takes it. It says how many rollouts a second one head can take to their ends.
 With `--live N` as many are under way all the time, each takes `--rollout-seconds` on the average, and no two log the
-same words: how busy the head is then, and how long a turn waits until it is on the disk.
+same content: how busy the head is then, and how long a turn waits until it is on the disk.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import resource
 import statistics
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import xor
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from rollcage.cluster.goods import Goods
 from rollcage.cluster.head import Head
 from rollcage.cluster.messages import GateState, Hello, Load, NodeNews, Order, Welcome
 from rollcage.cluster.options import Cluster, NodeInfo
-from rollcage.cluster.outbox import Outbox
+from rollcage.cluster.outbox import EventSender, Outbox
 from rollcage.events import AgentEmitted, Ended, Event, Queued, StageEnded, StageStarted, TurnEnded
 from rollcage.gateway import Gateway
 from rollcage.rollout.run import RolloutDeps
@@ -46,6 +46,7 @@ from rollcage.sandboxes.in_process import InProcessProvider
 from rollcage.sandboxes.layers import LayerStore
 from rollcage.settings import Settings
 from rollcage.store import Store
+from rollcage.store.packed import EventPacker, Packed
 from rollcage.store.work import WorkStore
 from rollcage.types import NO_MODEL, AgentSpec, Job, Outcome, SandboxSpec, Stage, Task
 from store import conversation
@@ -79,16 +80,15 @@ async def entries(folder: Path, turns: int, rollouts: int) -> dict[str, float]:
     async def sent(store: Store, outbox: Outbox, name: str) -> Flow:
         await store.append(name, Queued(job=JOB))
 
-        async def log(event: Event) -> None:
+        async def log(event: Event | Packed) -> None:
             await store.append(name, event)
 
         deps = RolloutDeps(InProcessProvider(), Nop(), None)  # type: ignore[arg-type]
         flow = Flow(Execution(name, JOB, deps, log, ""), 1)
         flows[name] = flow
+        sender = EventSender(outbox, name, 1)
         for event in events:
-            number = await outbox.put(name, 1, pickle.dumps(event, 5))
-            if isinstance(event, TurnEnded):
-                await outbox.delivered(number)
+            await sender.send(event)
         await flow.over.wait()
         return flow
 
@@ -130,12 +130,10 @@ async def entries(folder: Path, turns: int, rollouts: int) -> dict[str, float]:
 class Pace:
     """How rollouts of stubs go, and what was seen of them."""
 
-    events: Sequence[tuple[bool, bytes]]
-    """What each logs, and whether it is a turn."""
+    events: Sequence[Event | Packed]
+    """What each logs: turns as a node packs them."""
     seconds: float = 0.0
     """How long one takes on the average; 0: as fast as the head takes it."""
-    word: bytes = b""
-    """Becomes another in each rollout."""
     anywhere: bool = True
     """Whether rollouts begin in the middle, as if they had been under way: the first ones do."""
     waits: list[float] = field(default_factory=list)
@@ -144,11 +142,16 @@ class Pace:
 
     @classmethod
     def of(cls, turns: int, seconds: float) -> Pace:
-        """With a word of the conversation that is said often."""
-        said = short_rollout(turns)
-        words = Counter(" ".join(e.turn.message["content"] for e in said if isinstance(e, TurnEnded)).split())
-        word = next(word for word, _ in words.most_common() if len(word) >= 6)
-        return cls([(isinstance(e, TurnEnded), pickle.dumps(e, 5)) for e in said], seconds, word.encode())
+        """Of so many turns."""
+        packer = EventPacker()
+        return cls([packer.pack(e) if isinstance(e, TurnEnded) else e for e in short_rollout(turns)], seconds)
+
+    def own(self, event: Event | Packed, salt: bytes) -> Event | Packed:
+        """The same with content that no other rollout has, but for what the first turn begins with."""
+        if not isinstance(event, Packed) or event is next(e for e in self.events if isinstance(e, Packed)):
+            return event
+        blobs = {bytes(map(xor, digest, salt)): content for digest, content in event.blobs.items()}
+        return event._replace(blobs=blobs)
 
 
 class StubNode:
@@ -170,17 +173,18 @@ class StubNode:
     async def run(self, order: Order, key: str) -> None:
         self._running += 1
         pace = self._pace
-        own = f"{random.getrandbits(60):015x}".encode()[: len(pace.word)].ljust(len(pace.word), b"x")
-        turns, skipped = sum(turn for turn, _ in pace.events), random.random() if pace.seconds and pace.anywhere else 0
-        left_out = int(skipped * turns)
-        for turn, data in pace.events:
+        salt = random.randbytes(16)
+        turns = sum(isinstance(event, Packed) for event in pace.events)
+        left_out = int((random.random() if pace.seconds and pace.anywhere else 0) * turns)
+        for event in pace.events:
+            turn = isinstance(event, Packed)
             left_out -= turn
             if turn and left_out >= 0:
                 continue
             if turn and pace.seconds:
                 await asyncio.sleep(random.expovariate(turns / pace.seconds))
             began = time.monotonic()
-            number = await self._outbox.put(order.name, order.attempt, data.replace(pace.word, own))
+            number = await self._outbox.put(order.name, order.attempt, pickle.dumps(pace.own(event, salt), 5))
             if turn and pace.seconds:
                 await self._outbox.delivered(number)
                 pace.waits.append(time.monotonic() - began)
@@ -207,6 +211,10 @@ class StubNodes:
 
     async def nodes(self) -> Sequence[NodeInfo]:
         return self._infos
+
+    async def ask_for(self, rollouts: int) -> None: ...
+    async def served(self, app: str) -> Sequence[str]:
+        return ()
 
     def connect(self, node: NodeInfo, places: int) -> StubNode:
         return StubNode(self._pace)

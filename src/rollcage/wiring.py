@@ -35,6 +35,8 @@ AT_ONCE = 8
 """Rollouts that run at once in one process, unless somebody says otherwise."""
 MANY = 100_000
 """The same on other machines: as many as have a place there."""
+SERVE = "serve:"
+"""How an application of Ray Serve is named among addresses of a model."""
 MOST_TREE_BYTES = 2 << 30
 """What an archive of a task's files may come to; a task is held to less when it is read."""
 
@@ -165,13 +167,18 @@ def replicas_of(settings: Settings) -> Replicas:
     """Addresses that answer alike: UsageError where one is no address."""
     from rollcage.gateway.replicas import Replicas
 
-    files = [each[1:] for each in settings.replicas if each.startswith("@")]
-    if files and len(settings.replicas) > 1:
-        raise UsageError("is a list of addresses or one file", argument="endpoint_replicas")
-    for address in settings.replicas:
-        if not address.startswith(("http://", "https://", "@")):
+    own = settings.replicas
+    files, apps = ([each.removeprefix(kind) for each in own if each.startswith(kind)] for kind in ("@", SERVE))
+    addresses = [each for each in own if not each.startswith(("@", SERVE))]
+    for address in addresses:
+        if not address.startswith(("http://", "https://")):
             raise UsageError(f"{address!r} must start with http:// or https://", argument="endpoint_replicas")
-    return Replicas(() if files else settings.replicas, Path(files[0]) if files else None)
+    if files and len(own) > 1:
+        raise UsageError("is a list of addresses or one file", argument="endpoint_replicas")
+    if apps and (len(apps), len(addresses)) != (1, 1):
+        remedy = "give the application's own address too, http://host:8000/NAME/v1: rollouts name that"
+        raise UsageError("is one application of Ray Serve and one address", argument="endpoint_replicas", remedy=remedy)
+    return Replicas(addresses, Path(files[0]) if files else None, apps[0] if apps else "")
 
 
 async def _pooled(
@@ -233,6 +240,8 @@ async def opened_elsewhere(
 ) -> AsyncIterator[Executor | None]:
     """What runs the rollouts; None: this process."""
     if elsewhere is None:
+        if app := registry.gateway.replicas.app:
+            raise UsageError(f"{SERVE}{app} goes with --ray", argument="endpoint_replicas")
         yield None
         return
     async with elsewhere.open(settings, registry) as executor:

@@ -107,6 +107,7 @@ def test_the_word_about_nodes_is_read_and_grows_old(tmp_path: Path) -> None:
 
 def test_options_of_the_command_become_a_cluster() -> None:
     given = {"ray": "auto", "ray_places": 8, "ray_resource": ("CPU=0.5", "place=1"), "ray_label": ("pool=agents",)}
-    cluster = cluster_of({**given, "ray_lease": None, "node_home": None})
+    cluster = cluster_of({**given, "ray_lease": None, "ray_autoscale": True, "node_home": None})
     assert cluster is not None and cluster.resources == {"CPU": 0.5, "place": 1.0} and cluster.places == 8
     assert cluster.labels == {"pool": "agents"} and cluster.lease_s == 60.0
+    assert cluster.autoscale

@@ -224,6 +224,52 @@ async def test_only_nodes_with_the_label_are_used_and_draining_ones_get_nothing_
         assert len(drained.orders) == 1 and len(later.orders) == 1 and not machines.all["other"].orders
 
 
+async def test_a_cluster_that_scales_is_asked_for_room_and_lets_go_of_what_idles(
+    opened: Opened, machines: Machines, store: Store
+) -> None:
+    async with opened(autoscale=True, idle_s=0.5, places=2) as (cluster, _):
+        ids = [await cluster.start(shell("touch done")) for _ in range(3)]
+        await until(lambda: machines.asked[-1:] == [3])
+        machines.add("a")
+        for each in ids:
+            assert (await cluster.wait(each)).outcome is Outcome.FINISHED
+        await until(lambda: [node.state for node in cluster.nodes] == ["resting"])
+        await until(lambda: machines.asked[-1] == 0)
+        first = machines.all["a"].host
+        # It is still there, so it is used again before another comes.
+        again = await cluster.wait(await cluster.start(shell("touch done")))
+        assert again.outcome is Outcome.FINISHED and machines.all["a"].host is not first
+
+
+async def test_a_cluster_that_does_not_scale_keeps_its_nodes(opened: Opened, machines: Machines) -> None:
+    machines.add("a")
+    async with opened(idle_s=0.1) as (_, head):
+        await until(lambda: head.nodes and head.nodes["a"].state == "ready")
+        await anyio.sleep(1.5)
+        assert head.nodes["a"].state == "ready" and not machines.asked
+
+
+async def test_nodes_are_told_where_an_application_of_ray_serve_answers(opened: Opened, machines: Machines) -> None:
+    machines.add("a")
+    async with opened(replicas=("http://head:8000/llm/v1", "serve:llm")) as (_, head):
+        await until(lambda: head.nodes and head.nodes["a"].state == "ready")
+        machines.servers = ["http://10.0.0.1:30000", "http://10.0.0.2:30000"]
+        machine = machines.add("b")  # comes when the list is another already
+        replicas = [machines.all[name].host for name in ("a", "b")]
+
+        def known(host: NodeHost | None) -> bool:
+            there = host._registry.gateway.replicas if host and hasattr(host, "_registry") else None
+            return bool(there and len(there.addresses) == 2 and there.knows("http://head:8000/llm/v1"))
+
+        await until(lambda: known(machines.all["a"].host) and known(machine.host))
+        assert replicas[0] is not None
+        there = replicas[0]._registry.gateway.replicas
+        assert there.pick("http://head:8000/llm/v1") in {f"http://10.0.0.{n}:30000/llm/v1" for n in (1, 2)}
+        machines.servers = []
+        await anyio.sleep(1.5)
+        assert len(there.addresses) == 2, "no answer of Ray's is no list"
+
+
 async def test_who_watches_hears_the_model_of_a_node_while_it_speaks(
     opened: Opened, machines: Machines, model: ScriptedModel, store: Store
 ) -> None:

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,44 +22,23 @@ from rollcage.settings import Settings
 from rollcage.store import Store
 from rollcage.types import NO_MODEL, AgentSpec, Job, Outcome, Task
 from support.processes import alive
+from support.raylets import kill, patiently, raylets
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(1500)]
 MARK = "rollcage-on-ray-sleep"
 """What stray processes of a box would be called."""
 
 
-def patiently(start: Callable[[], Any]) -> Any:
-    """A raylet gives up where its own helpers take half a minute to start, as on a busy machine."""
-    for _ in range(4):
-        try:
-            return start()
-        except Exception as error:  # noqa: BLE001 - Ray raises no other
-            failure = error
-    raise failure
-
-
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[Any]:
-    os.environ["RAY_raylet_start_wait_time_s"] = "60"  # noqa: SIM112 - Ray's own spelling
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    import warnings
+    import ray
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import ray
-        from ray.cluster_utils import Cluster as Raylets
-
-        quick = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}
-        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": quick, "resources": {"place": 4}}
-        raylets = patiently(lambda: Raylets(initialize_head=True, head_node_args=head))
-        for _ in range(2):
-            patiently(lambda: raylets.add_node(num_cpus=1, resources={"place": 4}))
-        ray.init(address=raylets.address, log_to_driver=False, logging_level="ERROR")
+    with raylets(3) as found:
+        ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
         try:
-            yield raylets
+            yield found
         finally:
             ray.shutdown()
-            raylets.shutdown()
 
 
 @asynccontextmanager
@@ -82,15 +61,6 @@ async def ready(runner: Runner, nodes: int) -> None:
     with anyio.fail_after(400):
         while sum(node.state == "ready" for node in runner.nodes) < nodes:
             await anyio.sleep(0.1)
-
-
-def kill(raylets: Any, node: Any) -> None:
-    """All processes of a node at once, as a machine dies."""
-    raylet = node.all_processes["raylet"][0].process
-    children = Path(f"/proc/{raylet.pid}/task/{raylet.pid}/children").read_text().split()
-    for pid in (raylet.pid, *map(int, children)):
-        os.kill(pid, signal.SIGKILL)
-    raylets.remove_node(node, allow_graceful=False)
 
 
 async def test_a_hundred_rollouts_outlive_ten_nodes(ray_cluster: Any, tmp_path: Path, state_dir: Path) -> None:

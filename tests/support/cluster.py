@@ -24,6 +24,7 @@ from rollcage.settings import Settings
 from rollcage.store import Store
 from rollcage.store.work import WorkStore
 from rollcage.types import SandboxSpec
+from rollcage.wiring import replicas_of
 
 
 class HeldProvider:
@@ -140,6 +141,10 @@ class Machines:
         self.all: dict[str, Machine] = {}
         self.packed = 0
         """Archives that the head made."""
+        self.asked: list[int] = []
+        """For how many rollouts there was to be room."""
+        self.servers: list[str] = []
+        """Where Ray Serve's application answers."""
 
     def add(self, name: str, *, places: int = 4, home: Path | None = None, **labels: str) -> Machine:
         info = NodeInfo(id=name, address="127.0.0.1", resources={"CPU": places}, labels=labels, here=True)
@@ -148,6 +153,13 @@ class Machines:
 
     async def nodes(self) -> Sequence[NodeInfo]:
         return [machine.info for machine in self.all.values() if machine.up]
+
+    async def ask_for(self, rollouts: int) -> None:
+        if not self.asked or self.asked[-1] != rollouts:
+            self.asked.append(rollouts)
+
+    async def served(self, app: str) -> Sequence[str]:
+        return self.servers
 
     def connect(self, node: NodeInfo, places: int) -> DirectLink:
         return DirectLink(self.all[node.id], self._registry, self._home)
@@ -162,7 +174,8 @@ async def opened_cluster(
     store: Store, registry: Registry, machines: Machines, home: Path, **options: object
 ) -> AsyncIterator[tuple[Runner, Head]]:
     """A runner whose rollouts run on these machines."""
-    settings = Settings(home=home)
+    settings = Settings(home=home, replicas=options.pop("replicas", ()))
+    registry.gateway.replicas = replicas_of(settings)
     layers = LayerStore(home / "layers")
     goods = Goods(ImageStore(home / "images", layers), registry.trees or WorkStore(home / "trees", 4 << 20))  # type: ignore[arg-type]
     cluster = Cluster.model_validate({"resources": {"CPU": 1}, "lease_s": 600, "node_home": str(home), **options})

@@ -50,7 +50,7 @@ def nodes(as_json: bool) -> int:
 
 def cluster_of(options: dict[str, Any]) -> Cluster | None:
     """What the options of `--ray` ask for, taken out of them; None where nobody did."""
-    names = ("ray_places", "ray_resource", "ray_label", "ray_lease", "node_home")
+    names = ("ray_places", "ray_resource", "ray_label", "ray_lease", "ray_autoscale", "node_home")
     address, given = options.pop("ray"), {name: options.pop(name) for name in names}
     if address is None:
         if used := [name for name, value in given.items() if value]:
@@ -63,6 +63,7 @@ def cluster_of(options: dict[str, Any]) -> Cluster | None:
         "labels": dict(_pairs("ray-label", given["ray_label"])),
         "places": given["ray_places"],
         "lease_s": given["ray_lease"],
+        "autoscale": given["ray_autoscale"],
         "node_home": given["node_home"],
     }
     return Cluster(address=address, **{name: value for name, value in more.items() if value})

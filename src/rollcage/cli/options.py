@@ -46,6 +46,7 @@ RAY = all_of(
         metavar="SECONDS",
         help="With --ray: a node that hears nothing for so long stops.",
     ),
+    click.option("--ray-autoscale", is_flag=True, help="With --ray: ask for nodes, let idle ones go."),
     click.option("--node-home", metavar="FOLDER", help="With --ray: where nodes keep layers and boxes."),
 )
 
@@ -54,7 +55,7 @@ REPLICAS = click.option(
     "--endpoint-replicas",
     multiple=True,
     metavar="URL",
-    help="Addresses of one model that answer alike, or @FILE with one per line; may be repeated.",
+    help="Addresses of one model that answer alike, or @FILE with one per line, or serve:NAME; may be repeated.",
 )
 
 

@@ -17,6 +17,7 @@ from rollcage.errors import RollcageError, StoreError
 from rollcage.events import Ended, Event, StageStarted
 from rollcage.rollout.work import WorkKeeper
 from rollcage.runner.executor import Execution
+from rollcage.store.packed import Packed
 from rollcage.types import Stage
 
 SPOOL = 4 << 20
@@ -42,7 +43,7 @@ class Flow:
 
     async def commit(self, parcels: Sequence[Parcel]) -> None:
         """Put these into the log; returns when they are on the disk. Where the log is broken, the rest is dropped."""
-        events: list[Event] = []
+        events: list[Event | Packed] = []
         for parcel in parcels:
             if self.over.is_set():
                 return
@@ -54,7 +55,7 @@ class Flow:
             await self._keep(parcel)
         await self._log(events)
 
-    async def _log(self, events: Sequence[Event]) -> None:
+    async def _log(self, events: Sequence[Event | Packed]) -> None:
         if not events or self.error is not None:
             return
         # All at once, and in this order: the log's writer takes them as they come, and syncs the disk once.

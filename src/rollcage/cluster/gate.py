@@ -10,7 +10,8 @@ from rollcage.cluster.messages import GateState, NodeLost
 from rollcage.gateway.pause import WAIT_S, CallGate, Running
 
 if TYPE_CHECKING:
-    from rollcage.cluster.head import Head, Node
+    from rollcage.cluster.nodes import ClusterNodes, Node
+    from rollcage.gateway.replicas import Replicas
 
 RETRY_S = 0.5
 
@@ -18,28 +19,28 @@ RETRY_S = 0.5
 class ClusterGate(CallGate):
     """The head's own gate, which tells every node's."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, nodes: ClusterNodes, replicas: Replicas) -> None:
         super().__init__()
-        self._head = head
+        self._nodes, self._replicas = nodes, replicas
         self._how: Running = "finish"
 
     @property
     def running(self) -> int:
         """Calls that run, on all nodes, as they last told."""
-        return super().running + sum(node.load.calls for node in self._head.nodes.values())
+        return super().running + sum(node.load.calls for node in self._nodes.all.values())
 
     @property
     def state(self) -> GateState:
         """As nodes are told."""
-        where = self._head.replicas.addresses
-        return GateState(self.paused, self._how, self._wait_s, self.policy_version, self.generation, where)
+        where, named = self._replicas.addresses, self._replicas.named
+        return GateState(self.paused, self._how, self._wait_s, self.policy_version, self.generation, where, named)
 
     async def pause(self, running: Running = "finish", *, wait_s: float = WAIT_S) -> None:
         """Let no call begin on any node; returns when none runs any more."""
         self._how, self._wait_s = running, wait_s
         self._open.clear()
         async with anyio.create_task_group() as tasks:
-            for node in list(self._head.nodes.values()):
+            for node in list(self._nodes.all.values()):
                 tasks.start_soon(self._tell, node)
             await super().pause(running, wait_s=wait_s)
 
@@ -50,8 +51,8 @@ class ClusterGate(CallGate):
 
     def tell_all(self) -> None:
         """Let every node know how things are."""
-        for node in list(self._head.nodes.values()):
-            self._head.tasks.start_soon(self._tell, node)
+        for node in list(self._nodes.all.values()):
+            self._nodes.tasks.start_soon(self._tell, node)
 
     async def _tell(self, node: Node) -> None:
         """A node that begins or is lost meanwhile needs no word: it is told when it joins."""

@@ -66,6 +66,8 @@ class GateState(NamedTuple):
     generation: int
     replicas: tuple[str, ...]
     """Addresses of one model that answer alike."""
+    named: frozenset[str]
+    """Addresses that rollouts may name for them."""
 
 
 class Parcel(NamedTuple):
@@ -141,6 +143,12 @@ class NodeSource(Protocol):
 
     async def nodes(self) -> Sequence[NodeInfo]:
         """Those that are alive now; TimeoutError where nobody can tell."""
+
+    async def ask_for(self, rollouts: int) -> None:
+        """Let there be room for so many; TimeoutError where nobody can be asked."""
+
+    async def served(self, app: str) -> Sequence[str]:
+        """Where an application that runs there answers, as `http://host:port`; TimeoutError where nobody can tell."""
 
     def connect(self, node: NodeInfo, places: int) -> NodeLink:
         """A way to one of them, which holds what so many places take of it."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import os
-import pickle
 import secrets
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import replace
 from hashlib import blake2b
@@ -24,16 +23,17 @@ from pydantic import SecretStr
 
 from rollcage.cluster.goods import Goods
 from rollcage.cluster.messages import GateState, Hello, Load, NodeNews, Order, Welcome
-from rollcage.cluster.outbox import Outbox
+from rollcage.cluster.outbox import EventSender, Outbox
 from rollcage.errors import RollcageError, StoreError
-from rollcage.events import Ended, Event, Scored, StageStarted, TurnEnded
+from rollcage.events import Ended, Event
 from rollcage.gateway.live import Delta
 from rollcage.gateway.pause import Running
 from rollcage.rollout.run import run
 from rollcage.runner import Registry
 from rollcage.settings import Settings
+from rollcage.store.redact import hidden
 from rollcage.store.work import WorkStore, WorkTooLarge
-from rollcage.types import Job, Outcome, Stage
+from rollcage.types import Job, Outcome
 from rollcage.wiring import opened_registry, provider
 
 MOST_DELTAS = 1000
@@ -97,29 +97,33 @@ class NodeHost:
         endpoint = order.job.model.model_copy(update={"key": SecretStr(key)})
         job = order.job.model_copy(update={"model": endpoint})
 
-        async def log(event: Event) -> None:
-            number = await self._outbox.put(order.name, order.attempt, pickle.dumps(event, 5))
-            if _counts(event):
-                await self._outbox.delivered(number)
+        sender = EventSender(self._outbox, order.name, order.attempt)
 
         with anyio.CancelScope() as scope:
             self._running[order.name] = (order.attempt, scope)
             self._idle.clear()
             try:
                 with suppress(StoreError):  # the head is gone, and knows more than this node
-                    await self._run(order, job, log)
+                    await self._run(order, job, sender)
             finally:
                 del self._running[order.name]
                 if not self._running:
                     self._idle.set()
 
-    async def _run(self, order: Order, job: Job, log: Callable[[Event], Awaitable[None]]) -> None:
+    async def _run(self, order: Order, job: Job, sender: EventSender) -> None:
         try:
             deps = self._registry.deps(job)
         except RollcageError as error:
             said = f"{Outcome.SANDBOX_FAILED.value}: this node cannot do it: {error}"
-            await log(Ended(outcome=Outcome.SANDBOX_FAILED, error=said, error_code="machine_not_ready"))
+            await sender.send(Ended(outcome=Outcome.SANDBOX_FAILED, error=said, error_code="machine_not_ready"))
             return
+        kept = (job.model.key.get_secret_value(), *(deps.environments.secrets if deps.environments else ()))
+
+        async def log(event: Event) -> None:
+            for secret in kept:
+                event = hidden(event, secret)
+            await sender.send(event)
+
         work = deps.work if self._shared or deps.work is None else _WorkAtHead(order, self._outbox, deps.work.limit)
         await run(job, replace(deps, work=work, generation=order.generation), log, name=order.name)
 
@@ -132,7 +136,7 @@ class NodeHost:
     async def gate(self, state: GateState) -> None:
         """Pause or resume model calls as the head says."""
         gateway = self._registry.gateway
-        gateway.replicas.addresses = state.replicas
+        gateway.replicas.addresses, gateway.replicas.named = state.replicas, state.named
         if state.paused:
             running: Running = "cut" if state.running == "cut" else "finish"
             await gateway.gate.pause(running, wait_s=state.wait_s)
@@ -242,10 +246,3 @@ def settings_on_node(hello: Hello) -> Settings:
     if own.npm_registry:
         update["npm_registry"] = own.npm_registry
     return hello.settings.model_copy(update=update)
-
-
-def _counts(event: Event) -> bool:
-    """Whether the rollout goes on only when the head has it: from the first that an agent could act on."""
-    return isinstance(event, TurnEnded | Scored | Ended) or (
-        isinstance(event, StageStarted) and event.stage is Stage.AGENT
-    )

@@ -36,19 +36,27 @@ class Cluster(Value):
     warm: int = Field(default=0, ge=0)
     """Boxes that each node keeps open ahead."""
 
+    autoscale: bool = False
+    """Ask Ray's autoscaler for the nodes that waiting rollouts need, and let go of those that have nothing to do."""
+    idle_s: float = Field(default=60.0, gt=0)
+    """How long a node has nothing to do until it is let go, with `autoscale`."""
+
     @asynccontextmanager
     async def open(self, settings: Settings, registry: Registry) -> AsyncIterator[Head]:
         """What runs a runner's rollouts there, for as long as the block lasts."""
         from rollcage.cluster.goods import Goods
         from rollcage.cluster.head import Head
-        from rollcage.cluster.ray_nodes import connected
+        from rollcage.cluster.ray_connection import check_serve, connection
+        from rollcage.cluster.ray_nodes import RayNodes
         from rollcage.store.work import WorkStore
         from rollcage.wiring import MOST_TREE_BYTES, provider
 
         goods = Goods(provider(settings).images, WorkStore(settings.trees_dir, MOST_TREE_BYTES))
+        if registry.gateway.replicas.app:
+            check_serve()
         async with (
-            connected(self.address, self.resources, self.lease_s) as source,
-            Head.open(settings, self, source, registry, goods) as head,
+            connection(self.address),
+            Head.open(settings, self, RayNodes(self.resources, self.lease_s, self.labels), registry, goods) as head,
         ):
             yield head
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections import deque
 from collections.abc import Callable
 
 from rollcage.cluster.messages import Parcel
 from rollcage.errors import StoreError
+from rollcage.events import Ended, Event, Scored, StageStarted, TurnEnded
+from rollcage.store.packed import EventPacker, Packed
+from rollcage.types import Stage
 
 WINDOW = 8 << 20
 """Bytes that may wait for the head; then those who log wait, and with them the agents."""
@@ -25,11 +29,15 @@ class Outbox:
         self._changed = asyncio.Event()
         self._closed = ""
 
-    async def put(self, name: str, attempt: int, data: bytes, kind: str = "event") -> int:
-        """Add one, as soon as there is room; its number. StoreError once the outbox was closed."""
+    async def put(self, name: str, attempt: int, data: bytes | Callable[[], bytes], kind: str = "event") -> int:
+        """Add one, as soon as there is room; its number. StoreError once the outbox was closed.
+
+        Data that must be made in the order in which it goes is made then.
+        """
         while self._bytes > WINDOW and not self._closed:
             await self._news()
         self._check()
+        data = data if isinstance(data, bytes) else data()
         self._last += 1
         self._parcels.append(Parcel(self._last, name, attempt, data, kind))
         self._bytes += len(data)
@@ -88,3 +96,30 @@ class Outbox:
     def _tell(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+class EventSender:
+    """Sends the events of one attempt. Turns are packed here, each with what no earlier one brought: the head only
+    writes them down."""
+
+    def __init__(self, outbox: Outbox, name: str, attempt: int) -> None:
+        self._outbox, self._name, self._attempt, self._packer = outbox, name, attempt, EventPacker()
+
+    async def send(self, event: Event) -> None:
+        """Add it; where the rollout may go on only once the head has it, wait for that."""
+        number = await self._outbox.put(self._name, self._attempt, lambda: pickle.dumps(self._packed(event), 5))
+        if _counts(event):
+            await self._outbox.delivered(number)
+
+    def _packed(self, event: Event) -> Event | Packed:
+        try:
+            return self._packer.pack(event) if isinstance(event, TurnEnded) else event
+        except StoreError:
+            return event  # the log says what is wrong with it, where it is
+
+
+def _counts(event: Event) -> bool:
+    """Whether the rollout goes on only when the head has it: from the first that an agent could act on."""
+    return isinstance(event, TurnEnded | Scored | Ended) or (
+        isinstance(event, StageStarted) and event.stage is Stage.AGENT
+    )

@@ -1,4 +1,4 @@
-"""Ray's side of a cluster: which nodes there are, and one actor on each. The only file that knows Ray.
+"""Ray's side of a cluster: which nodes there are, and one actor on each.
 
 An actor is never restarted by Ray: a new process must not be taken for the one that was lost. The head makes a new one.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -18,14 +17,11 @@ from anyio import to_thread
 from rollcage.cluster.messages import GateState, Hello, NodeLost, NodeNews, Order, Welcome
 from rollcage.cluster.node import NodeHost
 from rollcage.cluster.options import NodeInfo
-from rollcage.errors import SetupError
-from rollcage.settings import give_default
 
-NAMESPACE = "rollcage"
+MOST_ASKED = 10_000
+"""Rollouts that an autoscaler is asked to make room for: it looks at each of them."""
 SMALL_CALL_S = 30.0
 """How long a node may take to answer what is answered at once."""
-LOCAL = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}
-"""A Ray of our own finds out in three seconds that a node is dead, not in fifteen."""
 
 
 class NodeActor:
@@ -144,21 +140,19 @@ async def _answer(ref: Any, seconds: float | None) -> Any:
 class RayNodes:
     """The nodes of the Ray that this process is connected to."""
 
-    def __init__(self, resources: dict[str, float], lease_s: float) -> None:
-        """`resources`: what one rollout takes."""
+    def __init__(self, resources: dict[str, float], lease_s: float, labels: dict[str, str]) -> None:
+        """`resources`: what one rollout takes; `labels`: of the nodes that are used."""
         import ray
 
-        self._ray, self._each, self._lease_s = ray, resources, lease_s
+        self._ray, self._each, self._lease_s, self._labels = ray, resources, lease_s, labels
+        self._asked_for = 0
         self._own = ray.util.get_node_ip_address()
         self._class = ray.remote(NodeActor)
 
     async def nodes(self) -> Sequence[NodeInfo]:
         """Those that are alive."""
-        try:
-            return await to_thread.run_sync(self._nodes)
-        except Exception as error:
-            # Ray has no one word for a head of its own that does not answer.
-            raise TimeoutError(f"Ray does not tell its nodes: {error}") from error
+        found: Sequence[NodeInfo] = await self._told(self._nodes)
+        return found
 
     def _nodes(self) -> list[NodeInfo]:
         from ray._private import state
@@ -177,6 +171,37 @@ class RayNodes:
             for node in self._ray.nodes()
             if node["Alive"]
         ]
+
+    async def ask_for(self, rollouts: int) -> None:
+        """Tell the autoscaler, if there is one: a standing request for the whole cluster, whatever runs there now."""
+        rollouts = min(rollouts, MOST_ASKED)
+        if rollouts != self._asked_for:
+            await self._told(self._request, rollouts)
+            self._asked_for = rollouts
+
+    def _request(self, rollouts: int) -> None:
+        from ray.autoscaler.sdk import request_resources
+
+        more = {"bundle_label_selectors": [self._labels] * rollouts} if self._labels else {}
+        request_resources(bundles=[self._each] * rollouts, **more)
+
+    async def served(self, app: str) -> Sequence[str]:
+        """By the controller of Ray Serve: replicas where they take requests themselves, else the proxies."""
+        found: Sequence[str] = await self._told(self._targets, app)
+        return found
+
+    def _targets(self, app: str) -> list[str]:
+        controller = self._ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+        groups = self._ray.get(controller.get_target_groups.remote(app), timeout=SMALL_CALL_S)
+        of_app = [each for each in groups if each.protocol == "HTTP" and each.app_name in ("", app)]
+        return [f"http://{target.ip}:{target.port}" for each in of_app for target in each.targets]
+
+    async def _told(self, ask: Callable[..., Any], *about: Any) -> Any:
+        try:
+            return await to_thread.run_sync(ask, *about)
+        except Exception as error:
+            # Ray has no one word for a head of its own that does not answer.
+            raise TimeoutError(f"Ray does not tell: {error}") from error
 
     def connect(self, node: NodeInfo, places: int) -> RayLink:
         """An actor on that node, which holds what so many places take."""
@@ -197,47 +222,3 @@ class RayNodes:
     def stored(self, pieces: list[bytes]) -> object:
         """In Ray's object store, from which nodes fetch it from each other."""
         return [self._ray.put(piece) for piece in pieces]
-
-
-@asynccontextmanager
-async def connected(address: str, resources: dict[str, float], lease_s: float) -> AsyncIterator[RayNodes]:
-    """The nodes of a Ray cluster: `local` starts one here, `auto` finds the one that runs here.
-
-    A process that is connected already stays so, whatever it is connected to.
-    """
-    give_default("RAY_USAGE_STATS_ENABLED", "0")
-    give_default("RAY_raylet_start_wait_time_s", "120")
-    give_default("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise SetupError("a cluster needs Ray: pip install 'rollcage[ray]'") from error
-    if ray.is_initialized():
-        yield RayNodes(resources, lease_s)
-        return
-    # One thread for all of its life: what Ray starts is killed by the kernel when the thread ends that started it.
-    with ThreadPoolExecutor(1, "rollcage-ray") as thread:
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(thread, _connect, address)
-        try:
-            yield RayNodes(resources, lease_s)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await loop.run_in_executor(thread, ray.shutdown)
-
-
-def _connect(address: str) -> None:
-    import ray
-    from ray._private import utils
-
-    # Signals are the command's: Ray would take SIGTERM, and cannot where another thread than the main starts it.
-    utils.set_sigterm_handler = lambda handler: None
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": NAMESPACE}
-    try:
-        if address == "local":
-            ray.init(address="local", include_dashboard=False, _system_config=LOCAL, **quiet)
-        else:
-            ray.init(address=address, **quiet)
-    except Exception as error:
-        remedy = "start one with `ray start --head`, or say `local`"
-        raise SetupError(f"no Ray cluster answers at {address}: {str(error).splitlines()[0]}; {remedy}") from error

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 DOWN_S = 10.0
 """How long an address that failed is left alone, if another one answers."""
@@ -15,14 +16,27 @@ DOWN_S = 10.0
 class Replicas:
     """Addresses that answer alike. An endpoint that names one of them may be served by any."""
 
-    def __init__(self, addresses: Sequence[str] = (), file: Path | None = None) -> None:
-        """`file`: one address per line, read again when it changes; it takes the place of `addresses`."""
+    def __init__(self, addresses: Sequence[str] = (), file: Path | None = None, app: str = "") -> None:
+        """`file`: one address per line, read again when it changes; it takes the place of `addresses`.
+
+        `app`: an application of Ray Serve that answers at the first of these, and elsewhere: `use` says where.
+        """
         self._file, self._read_at = file, 0
+        self.app = app
         self.addresses: tuple[str, ...] = tuple(address.rstrip("/") for address in addresses)
         """As they are now; whoever knows better sets them."""
-        self._ever: set[str] = set()
+        self.named: frozenset[str] = frozenset()
+        """Every address that was ever in the list: rollouts may name any."""
+        self._path = urlsplit(self.addresses[0]).path if self.addresses else ""
         self._lent: Counter[str] = Counter()
         self._down: dict[str, float] = {}
+
+    def use(self, servers: Sequence[str]) -> None:
+        """These `http://host:port` answer alike from now on, below the same path; none: the last list holds."""
+        self._note()
+        if servers:
+            self.addresses = tuple(sorted(server + self._path for server in servers))
+            self._note()
 
     def refresh(self) -> None:
         """Read the file again, if there is one and it has changed."""
@@ -54,8 +68,12 @@ class Replicas:
 
     def knows(self, base_url: str) -> bool:
         """Whether rollouts that name this address may use the others: it is in the list, or once was."""
-        self._ever.update(self.addresses)
-        return base_url in self._ever and bool(self.addresses)
+        self._note()
+        return base_url in self.named and bool(self.addresses)
+
+    def _note(self) -> None:
+        if not self.named.issuperset(self.addresses):
+            self.named = self.named.union(self.addresses)
 
     def failed(self, address: str) -> None:
         """It did not answer."""

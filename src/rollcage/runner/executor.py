@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from rollcage.events import Log
+from rollcage.events import Event
 from rollcage.gateway import Gateway
 from rollcage.gateway.live import Delta
 from rollcage.rollout.run import RolloutDeps, run
 from rollcage.runner.queue import FairQueue
 from rollcage.schema.nodes import NodeView
+from rollcage.store.packed import Packed
 from rollcage.types import Job
 
 
@@ -24,8 +25,8 @@ class Execution:
     job: Job
     deps: RolloutDeps
     """The parts it is run with in this process."""
-    log: Log
-    """Appends to its log; durable when it returns."""
+    log: Callable[[Event | Packed], Awaitable[object]]
+    """Appends to its log; durable when it returns. What comes packed has no key of the rollout in it."""
     owner: str
     """This process, as the log names it."""
 

@@ -23,6 +23,7 @@ from rollcage.runner.queue import EVERYBODY, FairQueue, Quota, Slot
 from rollcage.runner.registry import Registry as Registry
 from rollcage.schema.nodes import NodeView
 from rollcage.store import Store, Summary
+from rollcage.store.packed import Packed
 from rollcage.store.redact import hidden
 from rollcage.types import BatchPlace, Endpoint, GroupPlace, Job, Origin, Outcome, Stage
 
@@ -403,7 +404,12 @@ class Runner:
     async def _run(self, rollout_id: str, job: Job, deps: RolloutDeps) -> None:
         kept = (job.model.key.get_secret_value(), *(deps.environments.secrets if deps.environments else ()))
 
-        async def log(event: Event) -> None:
+        async def log(given: Event | Packed) -> None:
+            if isinstance(given, Packed):
+                await self._store.append(rollout_id, given)
+                self.on_event(rollout_id, given.event)
+                return
+            event = given
             if isinstance(event, Ended) and mine.began is not None:
                 event = event.model_copy(update={"seconds": time.monotonic() - mine.began})
             for secret in kept:

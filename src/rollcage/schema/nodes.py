@@ -12,7 +12,7 @@ class NodeView(Value):
     """Ray's own."""
     address: str
     state: str
-    """`starting`, `ready`, `draining` (finishes what it runs), `unreachable`, or `unusable`."""
+    """`starting`, `ready`, `draining` (finishes what it runs), `unreachable`, `resting` (let go of), or `unusable`."""
     places: int
     """Rollouts that may run there at once."""
     running: int = 0

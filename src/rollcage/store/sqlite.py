@@ -16,11 +16,10 @@ from pydantic import ValidationError
 
 from rollcage.errors import LogDamaged, RollcageError, StoreError, UnknownRollout
 from rollcage.events import EVENT, Entry, Event, Queued, TurnEnded
-from rollcage.json_safe import json_safe
-from rollcage.store.packing import ROWS, Blob, Codec, Columns, Damaged, Nested, Plain, pack, unpack
+from rollcage.store.packed import LEVEL, Packed, packed_body
+from rollcage.store.packing import Blob, Codec, Damaged, unpack
 from rollcage.store.summaries import check_claims, summarise
 from rollcage.store.upcast import VERSION, upcast
-from rollcage.types import Token, TokenColumns
 
 BUSY_S = 30.0
 """How long a writer waits for the other processes' turns."""
@@ -308,14 +307,13 @@ def explained(error: Exception, path: Path, doing: str) -> RollcageError:
 
 
 class Prepared(NamedTuple):
-    """An event ready to be written."""
+    """An append that is ready to be made."""
 
     rollout_id: str
     time: float
-    event: Event
-    body: bytes
-    blobs: dict[bytes, tuple[Codec, bytes]]
-    """Those that are not stored yet, compressed."""
+    given: Event | Packed
+    packed: Packed
+    """Of its content only what is not stored yet."""
 
 
 class Inserter:
@@ -331,28 +329,24 @@ class Inserter:
         """What SQLite says of changes by others, when they were last looked for."""
         self._last: dict[str, tuple[int, str]] = {}
         """Number and kind of the last entry of rollouts that this connection has added to, while nobody else writes."""
-        self._compressor = zstandard.ZstdCompressor(level=1)
+        self._compressor = zstandard.ZstdCompressor(level=LEVEL)
 
-    def prepared(self, rollout_id: str, event: Event, when: float) -> Prepared:
-        """Pack an event and compress what the file does not have yet. Needs no lock."""
-        try:
-            body, blobs = pack(_plain(event))
-        except (ValueError, TypeError, RecursionError):
-            # Models and agents can write what no JSON tool will carry; it must not cost them the rollout.
-            try:
-                body, blobs = pack(json_safe(event))
-            except (ValueError, TypeError, RecursionError) as error:
-                said = " ".join(str(error).split())[:300]
-                raise StoreError(f"cannot log `{event.kind}` of rollout {rollout_id}: {said}") from error
+    def prepared(self, rollout_id: str, given: Event | Packed, when: float) -> Prepared:
+        """Pack an event, unless it comes so, and compress what the file does not have yet. Needs no lock."""
+        if isinstance(given, Packed):
+            fresh = {digest: content for digest, content in given.blobs.items() if digest not in self._known}
+            return Prepared(rollout_id, when, given, given._replace(blobs=fresh))
+        body, blobs = packed_body(given)
         unknown = [digest for digest in blobs if digest not in self._known]
         stored = set(_select(self.connection, "SELECT digest, 0, 0 FROM blobs WHERE digest", unknown))
         self._remember(stored)
         fresh = {
-            digest: (blobs[digest].codec, self._compressor.compress(blobs[digest].raw))
+            digest: (int(blobs[digest].codec), self._compressor.compress(blobs[digest].raw))
             for digest in unknown
             if digest not in stored
         }
-        return Prepared(rollout_id, when, event, body, fresh)
+        sampled = len(given.turn.tokens) if isinstance(given, TurnEnded) else 0
+        return Prepared(rollout_id, when, given, Packed(given, sampled, body, fresh))
 
     def still_known(self) -> bool:
         """Within a transaction: whether what was prepared may be inserted. Not where the log was pruned since."""
@@ -373,29 +367,30 @@ class Inserter:
 
     def insert(self, item: Prepared) -> Entry:
         """Add it within the transaction at hand; StoreError, with nothing written, where the log's rules forbid it."""
+        event, _, body, blobs = item.packed
         last = self._last.get(item.rollout_id)
         if last is None:
             last = self.connection.execute(
                 "SELECT seq, kind FROM entries WHERE rollout_id = ? ORDER BY seq DESC LIMIT 1", (item.rollout_id,)
             ).fetchone()
-        _check(item.rollout_id, item.event, None if last is None else last[1])
-        check_claims(self.connection, item.rollout_id, item.event)
+        _check(item.rollout_id, event, None if last is None else last[1])
+        check_claims(self.connection, item.rollout_id, event)
         seq = 1 if last is None else last[0] + 1
-        if item.blobs:
+        if blobs:
             self.connection.executemany(
                 "INSERT OR IGNORE INTO blobs (digest, codec, data) VALUES (?, ?, ?)",
-                [(digest, int(codec), data) for digest, (codec, data) in item.blobs.items()],
+                [(digest, codec, data) for digest, (codec, data) in blobs.items()],
             )
         cursor = self.connection.execute(
             "INSERT INTO entries (rollout_id, seq, time, kind, body, version) VALUES (?, ?, ?, ?, ?, ?)",
-            (item.rollout_id, seq, item.time, item.event.kind, item.body.decode(), VERSION),
+            (item.rollout_id, seq, item.time, event.kind, body.decode(), VERSION),
         )
         self.last_id = cursor.lastrowid or 0
-        entry = Entry.model_construct(rollout_id=item.rollout_id, seq=seq, time=item.time, event=item.event)
-        summarise(self.connection, entry)
+        entry = Entry.model_construct(rollout_id=item.rollout_id, seq=seq, time=item.time, event=event)
+        summarise(self.connection, entry, item.packed.sampled)
         if len(self._last) >= KNOWN:
             self._last.clear()
-        self._last[item.rollout_id] = (seq, item.event.kind)
+        self._last[item.rollout_id] = (seq, event.kind)
         return entry
 
     def forget(self) -> None:
@@ -405,30 +400,12 @@ class Inserter:
     def remember(self, items: Iterable[Prepared]) -> None:
         """These are committed: their blobs are in the file for good."""
         for item in items:
-            self._remember(item.blobs)
+            self._remember(item.packed.blobs)
 
     def _remember(self, digests: Iterable[bytes]) -> None:
         self._known.update(dict.fromkeys(digests))
         while len(self._known) > KNOWN:
             del self._known[next(iter(self._known))]
-
-
-def _plain(event: Event) -> dict[str, Any]:
-    """The event as what JSON knows, but for tokens: they are many, and go as the columns that they are."""
-    if not isinstance(event, TurnEnded):
-        return event.model_dump()  # its JSON mode makes nothing of infinities, and a model can write 1e999
-    turn = event.turn
-    history = turn.history and turn.history.model_dump(mode="json")
-    own = {**turn.__dict__, "purpose": turn.purpose.value, "history": history}
-    own |= {"prompt_ids": Plain(turn.prompt_ids), "tokens": _columns(turn.tokens)}
-    return {"kind": event.kind, "turn": own}
-
-
-def _columns(tokens: Sequence[Token]) -> Sequence[Token] | Columns:
-    if not isinstance(tokens, TokenColumns) or len(tokens) < ROWS:
-        return tuple(tokens)
-    top = Columns((Plain(tokens.top_texts), Plain(tokens.top_ids), tokens.top_logprobs))
-    return Columns((Plain(tokens.texts), Plain(tokens.ids), tokens.logprobs, Nested(tokens.counts, top)))
 
 
 def _check(rollout_id: str, event: Event, last_kind: str | None) -> None:

@@ -20,6 +20,7 @@ from rollcage.errors import StoreError, UnknownRollout, UsageError
 from rollcage.events import Ended, Entry, Event
 from rollcage.results.fold import Rollout, Verdict
 from rollcage.store.notify import CommitNotifier, Subscription, Watch
+from rollcage.store.packed import Packed
 from rollcage.store.sqlite import (
     MIGRATIONS,
     check_frozen,
@@ -206,7 +207,7 @@ class Store:
         if self._watch is not None:
             self._watch.notify()
 
-    async def append(self, rollout_id: str, event: Event) -> Entry:
+    async def append(self, rollout_id: str, event: Event | Packed) -> Entry:
         """Add an event to a rollout's log; it is on the disk when this returns.
 
         A rollout starts with `Queued`; nothing follows `Ended`. Where the caller is cancelled while it waits, the

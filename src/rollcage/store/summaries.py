@@ -23,8 +23,11 @@ def check_claims(connection: sqlite3.Connection, rollout_id: str, event: Event) 
             raise StoreError(f"rollout {rollout_id} was taken over by another process, or its agent has begun")
 
 
-def summarise(connection: sqlite3.Connection, entry: Entry) -> None:
-    """Bring the rollout's row in `rollouts` up to date with one more entry."""
+def summarise(connection: sqlite3.Connection, entry: Entry, sampled: int | None = None) -> None:
+    """Bring the rollout's row in `rollouts` up to date with one more entry.
+
+    `sampled`: how many tokens a turn has, where the entry has not got them.
+    """
     event, key = entry.event, entry.rollout_id
     match event:
         case Queued(job=job, owner=owner, caller=caller):
@@ -65,8 +68,9 @@ def summarise(connection: sqlite3.Connection, entry: Entry) -> None:
             connection.execute("UPDATE rollouts SET stage = ? WHERE id = ?", (stage.value, key))
         case TurnEnded(turn=turn):
             counted = turn.usage.get("completion_tokens")
-            tokens = len(turn.tokens) or (counted if isinstance(counted, int) and 0 <= counted < 1 << 40 else 0)
-            trainable = len(turn.tokens) if turn.trainable and turn.purpose in POLICY else 0
+            sampled = len(turn.tokens) if sampled is None else sampled
+            tokens = sampled or (counted if isinstance(counted, int) and 0 <= counted < 1 << 40 else 0)
+            trainable = sampled if turn.trainable and turn.purpose in POLICY else 0
             asked = turn.usage.get("prompt_tokens")
             prompt = asked if isinstance(asked, int) and 0 <= asked < 1 << 40 else len(turn.prompt_ids)
             connection.execute(

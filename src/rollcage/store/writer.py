@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 
 from rollcage.errors import RollcageError, StoreError
 from rollcage.events import Entry, Event
+from rollcage.store.packed import Packed
 from rollcage.store.sqlite import Inserter, Prepared, connect, explained, transaction
 
 TOGETHER = 256
@@ -29,7 +30,7 @@ class Request(NamedTuple):
     """An append that waits for the writer."""
 
     rollout_id: str
-    event: Event
+    event: Event | Packed
     time: float
     future: asyncio.Future[Entry]
 
@@ -48,7 +49,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="rollcage-writer", daemon=True)
         self._thread.start()
 
-    async def append(self, rollout_id: str, event: Event) -> Entry:
+    async def append(self, rollout_id: str, event: Event | Packed) -> Entry:
         """Add an event to a rollout's log."""
         if self._closed:
             raise StoreError(f"cannot write {self._path}: it was closed")
@@ -64,7 +65,7 @@ class Writer:
                 raise result
         return cast("list[Result]", results)
 
-    def _put(self, rollout_id: str, event: Event) -> asyncio.Future[Entry]:
+    def _put(self, rollout_id: str, event: Event | Packed) -> asyncio.Future[Entry]:
         future: asyncio.Future[Entry] = self._loop.create_future()
         self._queue.put(Request(rollout_id, event, time.time(), future))
         return future
@@ -124,7 +125,7 @@ class Writer:
         try:
             with transaction(inserter.connection):
                 if not inserter.still_known():
-                    items = {n: inserter.prepared(each.rollout_id, each.event, each.time) for n, each in items.items()}
+                    items = {n: inserter.prepared(each.rollout_id, each.given, each.time) for n, each in items.items()}
                 for number, item in items.items():
                     try:
                         results[number] = inserter.insert(item)

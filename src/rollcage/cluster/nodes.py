@@ -1,0 +1,306 @@
+"""The nodes of a cluster: each is used as it comes, asked for news all the time, and lost when it is gone for good.
+
+What a node answers is put into the log, and acknowledged with the next question. It is lost when its process ended (its
+lifeline broke, or Ray says so), or when it could not be reached until its lease had run out. Then nothing more of it is
+taken, so what it ran can begin anew elsewhere. One that idles is let go, where the cluster may shrink.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectSendStream
+from pydantic import SecretStr
+
+from rollcage.cluster.flow import Flow
+from rollcage.cluster.gate import ClusterGate
+from rollcage.cluster.messages import Hello, Load, NodeLink, NodeLost, NodeNews, NodeSource, Parcel, Welcome
+from rollcage.cluster.options import Cluster, NodeInfo
+from rollcage.cluster.view import write_view
+from rollcage.gateway import Gateway
+from rollcage.gateway.live import Delta
+from rollcage.schema.nodes import NodeView
+from rollcage.settings import EndpointSettings, OtlpSettings, Settings
+
+LOOK_S = 1.0
+"""How often Ray is asked which nodes there are."""
+START_S = 300.0
+"""How long a node may take to begin."""
+
+
+@dataclass
+class Node:
+    """A node that is used, or will be."""
+
+    info: NodeInfo
+    places: int
+    link: NodeLink
+    state: str = "starting"
+    shared: bool = False
+    holds: set[str] = field(default_factory=set)
+    flows: dict[str, Flow] = field(default_factory=dict)
+    taken: int = 0
+    """Places that are taken."""
+    load: Load = field(default_factory=Load)
+    since: float = field(default_factory=time.monotonic)
+    supplying: anyio.Lock = field(default_factory=anyio.Lock)
+
+    @property
+    def free(self) -> bool:
+        """Whether one more rollout may begin there."""
+        return self.state == "ready" and self.taken < self.places
+
+    def strain(self, wanted: Sequence[str]) -> float:
+        """How little it suits: the share of places that are taken; what it would have to be sent counts as half."""
+        lacks = not self.shared and any(name not in self.holds for name in wanted)
+        return self.taken / self.places + 0.5 * lacks
+
+
+class ClusterNodes:
+    """Who is there, and what they say. `open` it."""
+
+    def __init__(self, settings: Settings, options: Cluster, source: NodeSource, gateway: Gateway) -> None:
+        self._settings, self._options, self._source = settings, options, source
+        self.all: dict[str, Node] = {}
+        """Those that are attended to, by Ray's id."""
+        self.wanted: Callable[[], int] = lambda: 0
+        """How many rollouts run or wait."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Told when there is another number of places."""
+        self.watchers: dict[str, MemoryObjectSendStream[Delta]] = {}
+        """Who hears what models say, by token."""
+        self.tasks: TaskGroup
+        self._problems: dict[str, tuple[int, float, str]] = {}
+        """Nodes that could not be used: how often, until when they are left alone, and why."""
+        self._resting: set[str] = set()
+        """Those that were let go, and may leave."""
+        self._known: frozenset[str] = frozenset()
+        self._marker = f"cluster/{secrets.token_hex(8)}"
+        self._replicas = gateway.replicas
+        self.gate = gateway.gate = ClusterGate(self, gateway.replicas)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Used for as long as the block lasts; then they are told to end."""
+        marker = self._settings.home / self._marker
+        marker.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        marker.touch()
+        try:
+            async with anyio.create_task_group() as self.tasks:
+                self.tasks.start_soon(self._look)
+                try:
+                    yield
+                finally:
+                    self.tasks.cancel_scope.cancel()
+        finally:
+            marker.unlink(missing_ok=True)
+            if self._options.autoscale:
+                with anyio.CancelScope(shield=True), suppress(TimeoutError):
+                    await self._source.ask_for(0)
+
+    def view(self) -> list[NodeView]:
+        """As they are shown."""
+        now = time.monotonic()
+        found = [
+            NodeView(
+                id=node.info.id,
+                address=node.info.address,
+                state=node.state,
+                places=node.places,
+                running=len(node.flows),
+                calls=node.load.calls,
+                load=node.load.load,
+                images=tuple(sorted(name[6:] for name in node.holds if name.startswith("image:"))),
+                rollouts=tuple(node.flows),
+                labels=node.info.labels,
+                seconds=now - node.since,
+            )
+            for node in self.all.values()
+        ]
+        left = self._known - self.all.keys()
+        resting = [NodeView(id=key, address="", state="resting", places=0) for key in left & self._resting]
+        problems = {key: why for key, (_, _, why) in self._problems.items() if key in left - self._resting}
+        return [
+            *found,
+            *resting,
+            *(NodeView(id=key, address="", state="unusable", places=0, problem=why) for key, why in problems.items()),
+        ]
+
+    async def _look(self) -> None:
+        """Use every node that Ray has, as it comes."""
+        while True:
+            with suppress(TimeoutError):  # the nodes that are known go on
+                found = {info.id: info for info in await self._source.nodes()}
+                self._known = frozenset(found)
+                self._resting &= self._known
+                if self._options.autoscale:
+                    await self._scale()
+                for key, info in found.items():
+                    self._consider(key, info)
+            await self._find_replicas()
+            write_view(self._settings.home, self.view())
+            await anyio.sleep(LOOK_S)
+
+    async def _scale(self) -> None:
+        """Ask for as much room as is needed; use those that rest, if they are."""
+        wanted = self.wanted()
+        await self._source.ask_for(wanted)
+        if wanted > sum(node.places for node in self.all.values()):
+            self._resting.clear()
+
+    async def _find_replicas(self) -> None:
+        before = self._replicas.addresses
+        self._replicas.refresh()
+        if self._replicas.app:
+            with suppress(TimeoutError):  # the last list holds
+                self._replicas.use(await self._source.served(self._replicas.app))
+        if before != self._replicas.addresses:
+            self.gate.tell_all()
+
+    def _consider(self, key: str, info: NodeInfo) -> None:
+        if key in self.all:
+            node = self.all[key]
+            if node.state in ("ready", "draining") and (node.state == "draining") is not info.draining:
+                node.state = "draining" if info.draining else "ready"
+                self.on_change()
+            return
+        suits = self._options.labels.items() <= info.labels.items() and not info.draining
+        places = self._places(info) if suits and key not in self._resting else 0
+        if places and time.monotonic() >= self._problems.get(key, (0, 0.0, ""))[1]:
+            self.all[key] = node = Node(info, places, self._source.connect(info, places))
+            self.tasks.start_soon(self._attend, node)
+
+    def _places(self, info: NodeInfo) -> int:
+        fits = [
+            int(info.resources.get(name, 0.0) / need + 1e-6) for name, need in self._options.resources.items() if need
+        ]
+        return min([self._options.places, *fits])
+
+    async def _attend(self, node: Node) -> None:
+        """Use one node for as long as it lives."""
+        key, why = node.info.id, "the head stops"
+        try:
+            with anyio.fail_after(START_S):
+                welcome = await node.link.open(self._hello(node))
+            if welcome.version != version("rollcage"):
+                raise RuntimeError(f"it has rollcage {welcome.version}, and the head {version('rollcage')}")
+            node.shared, node.holds = welcome.shared, set(welcome.holds)
+            if self.gate.paused or self.gate.generation or self._replicas.addresses:
+                await node.link.gate(self.gate.state)
+            node.state = "ready"
+            self._problems.pop(key, None)
+            self.on_change()
+            why = await self._until_lost(node, welcome)
+        except TimeoutError:
+            why = f"it did not begin within {START_S:g} s"
+        except (NodeLost, RuntimeError) as error:
+            why = str(error)
+        finally:
+            node.state = "lost"
+            node.link.end()
+            times = self._problems.get(key, (0, 0.0, ""))[0] + 1
+            self._problems[key] = (times, time.monotonic() + min(60.0, 0.5 * 2**times), why)
+            del self.all[key]
+            for flow in list(node.flows.values()):
+                flow.lose(f"{node.info.address}: {why}")
+            self.on_change()
+
+    def _hello(self, node: Node) -> Hello:
+        bare = {"endpoints": dict[str, EndpointSettings](), "server_key": SecretStr(""), "otlp": OtlpSettings()}
+        options = self._options
+        home = options.node_home or (str(self._settings.home) if options.address == "local" else "")
+        settings = self._settings.model_copy(update=bare)
+        return Hello(node.places, options.lease_s, settings, home, self._marker, options.warm)
+
+    async def _until_lost(self, node: Node, welcome: Welcome) -> str:
+        """Take its news until it is lost; why it is."""
+        why: list[str] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def end_with(work: Any) -> None:
+                why.append(await work)
+                tasks.cancel_scope.cancel()
+
+            if welcome.port:
+                tasks.start_soon(end_with, self._lifeline(node, welcome))
+            tasks.start_soon(end_with, self._follow(node, lifeline=bool(welcome.port)))
+            if self._options.autoscale:
+                tasks.start_soon(end_with, self._idle(node))
+        return why[0]
+
+    async def _idle(self, node: Node) -> str:
+        """Return once it has had nothing to do for long enough: Ray takes no machine away that somebody holds."""
+        since = time.monotonic()
+        while time.monotonic() - since < self._options.idle_s:
+            await anyio.sleep(min(LOOK_S, self._options.idle_s / 4))
+            if node.taken or self.wanted() > sum(each.places for each in self.all.values()) - node.places:
+                since = time.monotonic()
+        node.state = "draining"
+        self._resting.add(node.info.id)
+        return "it had nothing to do"
+
+    async def _lifeline(self, node: Node, welcome: Welcome) -> str:
+        """Hold a connection to its process: it breaks at once when that ends."""
+        try:
+            reader, writer = await asyncio.open_connection(node.info.address, welcome.port)
+        except OSError:
+            await anyio.sleep_forever()  # a firewall, say: Ray's word is enough
+        try:
+            writer.write(welcome.secret)
+            await reader.read(1)
+        except OSError:
+            pass
+        finally:
+            writer.close()
+        return "its process ended"
+
+    async def _follow(self, node: Node, *, lifeline: bool) -> str:
+        acknowledged, heard, lease_s = 0, time.monotonic(), self._options.lease_s
+        while True:
+            try:
+                batch = await node.link.exchange(acknowledged)
+            except TimeoutError:
+                if time.monotonic() - heard > lease_s / 2:
+                    # It may have heard the last question: it is asked no more, and stops when its lease is over.
+                    node.state = "unreachable"
+                    self.on_change()
+                    await anyio.sleep(lease_s + LOOK_S)
+                    return f"it could not be reached for {time.monotonic() - heard:.0f} s"
+                await anyio.sleep(lease_s / 50)
+                continue
+            except NodeLost as error:
+                if lifeline:
+                    # A process that ended breaks its lifeline at once; one that is out of reach runs until its lease.
+                    await anyio.sleep(max(0.0, heard + lease_s + LOOK_S - time.monotonic()))
+                return str(error)
+            heard = time.monotonic()
+            with anyio.CancelScope(shield=True):
+                acknowledged = await self._taken(node, batch, acknowledged)
+
+    async def _taken(self, node: Node, batch: NodeNews, acknowledged: int) -> int:
+        """Put a node's news into the log; the number of the last."""
+        node.load = batch.load
+        for token, delta in batch.deltas:
+            if token in self.watchers:
+                if delta is None:
+                    self.watchers[token].close()
+                else:
+                    with suppress(anyio.WouldBlock, anyio.BrokenResourceError):
+                        self.watchers[token].send_nowait(delta)
+        by_flow: dict[str, list[Parcel]] = {}
+        for parcel in batch.parcels:
+            flow = node.flows.get(parcel.name)
+            if parcel.number > acknowledged and flow is not None and flow.attempt == parcel.attempt:
+                by_flow.setdefault(parcel.name, []).append(parcel)
+        flows = [(node.flows[name], parcels) for name, parcels in by_flow.items()]
+        await asyncio.gather(*(flow.commit(parcels) for flow, parcels in flows))
+        return batch.parcels[-1].number if batch.parcels else acknowledged

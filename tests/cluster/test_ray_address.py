@@ -1,0 +1,97 @@
+"""A Ray that is not there is told in one line, at once: Ray itself would try for minutes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rollcage.cluster import ray_connection
+from rollcage.cluster.ray_connection import check_answers
+from rollcage.errors import SetupError
+from support.commands import rollcage
+
+
+@contextmanager
+def answering(said: bytes | None) -> Iterator[str]:
+    """Somebody who says this to whoever connects; None: who says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        held: list[socket.socket] = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    there, _ = listener.accept()
+                except OSError:
+                    return
+                held.append(there)
+                if said is not None:
+                    there.sendall(said)
+                    there.shutdown(socket.SHUT_WR)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for each in held:
+            each.close()
+
+
+@pytest.fixture
+def closed() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_the_command_says_which_address_does_not_answer(tmp_path: Path, closed: str) -> None:
+    address = f"localhost:{closed.rpartition(':')[2]}"
+    for way, env in (("auto", {"RAY_ADDRESS": address}), (address, {})):
+        done = rollcage(tmp_path, "eval", "examples", "-m", "scripted", "--ray", way, env=env)
+        assert done.returncode == 3, done.stderr
+        assert "no Ray cluster answers at" in done.stderr and "Connection refused" in done.stderr, done.stderr
+        assert "ray start --head" in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("head", "'head' is no address; it looks like head:6379"),
+        ("ray://head:10001", "Ray Client"),
+        ("no-such-host.invalid:6379", "no Ray cluster answers at no-such-host.invalid:6379"),
+    ],
+)
+def test_what_cannot_be_an_address_is_refused(tmp_path: Path, address: str, words: str) -> None:
+    done = rollcage(tmp_path, "eval", "examples", "-m", "scripted", "--ray", address)
+    assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("raise ImportError('no ray here')\n")
+    env = {"PYTHONPATH": str(tmp_path)}
+    done = rollcage(tmp_path, "eval", "examples", "-m", "scripted", "--ray", "auto", env=env)
+    assert done.returncode != 0 and "pip install 'rollcage[ray]'" in done.stderr, done.stderr
+
+
+def test_who_is_silent_is_not_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_connection, "ANSWER_S", 0.2)
+    with answering(None) as address, pytest.raises(SetupError, match=r"no Ray cluster answers .* within 0\.2 s"):
+        check_answers(address)
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n"])
+def test_who_is_somebody_else_is_told_from_a_ray(said: bytes) -> None:
+    with answering(said) as address, pytest.raises(SetupError, match=r"is no Ray|Connection reset"):
+        check_answers(address)
+
+
+@pytest.mark.parametrize(
+    "said", [b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x04\x00\x10\x00\x00", b"\x15\x03\x03\x00\x02\x02\x46\x00\x00"]
+)
+def test_settings_of_http_2_and_a_refusal_of_tls_are_a_ray(said: bytes) -> None:
+    with answering(said) as address:
+        check_answers(address)
