@@ -5,7 +5,8 @@
 - overhead: processor time of a batch of cheap rollouts (agent `nop`, no model) over that of as many `runner.start`
   calls with the same number at once; both in turn, several times, each in a process of its own.
 - first row: from the start of `BatchRun.run` to the first rollout that is told of.
-- memory: resident memory after the report of a batch of `--finished` rollouts, over that of a tenth of them.
+- memory: resident memory of a process that runs a batch of `--finished` rollouts, with a tenth of them finished and
+  with all; and what it costs to read such a batch from its log and to report it.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import anyio
 
-from rollcage.evaluation.batches import BatchPlan, BatchView, Cell, TaskRef
+from rollcage.evaluation.batches import BatchPlan, Cell, TaskRef
 from rollcage.evaluation.rows import BatchRow
-from rollcage.events import Ended, Queued
+from rollcage.events import Ended, Queued, Scored
 from rollcage.runner import Runner
 from rollcage.runner.batch import BatchLimits, BatchRun, CellJob, batch_view
 from rollcage.settings import Settings
 from rollcage.store import Store
-from rollcage.store.batches import add_to_batch
-from rollcage.types import NO_MODEL, AgentSpec, Job, Outcome, Task
+from rollcage.store.batches import add_to_batch, batch_rows
+from rollcage.types import NO_MODEL, AgentSpec, Job, Outcome, Reward, Task
 from rollcage.wiring import opened_runner
 
 AT_ONCE = 4
@@ -99,32 +101,39 @@ async def part(kind: str, count: int) -> dict[str, float]:
 
 
 async def memory(store: Store, count: int) -> dict[str, float]:
-    """A batch of so many finished rollouts, read from its log and reported."""
+    """A batch of so many rollouts that end one after the other, told and reported as whoever runs it does."""
     tasks = tuple(TaskRef(id=f"t{n}", digest="d") for n in range(count // 10))
     plan = BatchPlan(name="bench", tasks=tasks, n=10)
     await add_to_batch(store, plan.name, "planned", plan.model_dump(mode="json"))
-    one = job("t")
+    one, view = job("t"), await batch_view(store, plan.name)
 
-    async def write(name: str, cell: Cell) -> None:
+    async def end(name: str, cell: Cell) -> None:
         await store.append(name, Queued(job=one, batch=cell.place(plan.name, "nop", 1)))
+        await store.append(name, Scored(reward=Reward(total=1.0)))
         await store.append(name, Ended(outcome=Outcome.FINISHED))
+        view.add((await batch_rows(store, plan.name, rollout_id=name))[0])
 
-    cells = list(plan.cells())
-    for at in range(0, count, 500):
-        async with anyio.create_task_group() as writing:
-            for number, cell in enumerate(cells[at : at + 500], at):
-                writing.start_soon(write, f"r{number}", cell)
+    resident = []
+    cells = plan.cells()
+    for at in range(0, count, 100):
+        async with anyio.create_task_group() as ending:
+            for number, cell in enumerate(islice(cells, 100), at):
+                ending.start_soon(end, f"{number:032x}", cell)
+        if at + 100 in (count // 10, count):
+            view.report()
+            resident.append(_resident())
     began = used()
-    view: BatchView = await batch_view(store, plan.name)
+    again = await batch_view(store, plan.name)
     read = used()
-    report = view.report()
+    report = again.report()
     done = used()
-    view.add(view.current[0])
-    view.report()
-    if report.overall.done != count:
+    again.add(again.current[0])
+    again.report()
+    if report.overall.done != count or report != view.report():
         raise SystemExit(f"only {report.overall.done} of {count}")
     return {
-        "rss_mb": _resident(),
+        "tenth_mb": resident[0],
+        "rss_mb": resident[1],
         "read_cpu_s": read - began,
         "report_cpu_s": done - read,
         "report_again_cpu_s": used() - done,
@@ -164,7 +173,7 @@ def main() -> None:
         "cpu_ratio": round(median(ratios), 3),
         "cpu_ratios": [round(each, 3) for each in ratios],
         "first_row_s": round(median(each["batch"]["first_s"] for each in rounds), 3),
-        "finished": {str(count): measured("memory", count) for count in (asked.finished // 10, asked.finished)},
+        "finished": measured("memory", asked.finished),
     }
     if asked.json:
         print(json.dumps(found, indent=1))

@@ -23,7 +23,7 @@ from rollcage.jobs import NO_MODEL_AGENTS, job_of, needs_model, with_arguments
 from rollcage.runner.batch import BatchLimits, BatchRun, CellJob, MakeJob, batch_view, is_running, locked_or_followed
 from rollcage.schema.request import SECRETS, RolloutRequest
 from rollcage.settings import Settings
-from rollcage.store.batches import add_to_batch, batch_log, batch_rows
+from rollcage.store.batches import add_to_batch, batch_log
 from rollcage.tasks import SourcedTask, TaskFile, open_source
 from rollcage.types import NO_MODEL, Endpoint, JsonObject
 
@@ -314,8 +314,8 @@ async def _check_models(cells: Sequence[Cell], make: MakeJob, runner: Runner) ->
 async def _settled(asked: Evaluation, plan: BatchPlan, store: Store) -> BatchPlan:
     """The plan as it is in the log from now on: that of the batch of this name, a changed one, or a new one."""
     name, number = plan.name, 2
-    while entries := await batch_log(store, name):
-        view = BatchView(entries, await batch_rows(store, name))
+    while await batch_log(store, name):
+        view = await batch_view(store, name)
         if asked.name or view.missing(asked.limits.retry) or is_running(store, name):
             changes = view.plan.changes(plan)
             if changes and not asked.accept_changes:

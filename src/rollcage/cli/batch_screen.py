@@ -42,7 +42,7 @@ class BatchScreen:
         done = [row for row in view.current if row.outcome is not None and not row.interrupted]
         self._told = {row.rollout_id for row in done}
         self._cells = {row.cell for row in done}
-        self.view, self._seen = view, len(view.ended)
+        self.view, self._seen = view, view.ended
         before = f", {len(done)} of them done before" if done else ""
         self._line(Text(f"batch {one_line(view.plan.name, 100)}: {view.plan.size} rollouts{before}"))
         for task, why in view.skipped.items():
@@ -63,8 +63,8 @@ class BatchScreen:
 
     async def show(self, view: BatchView, mine: bool) -> None:
         """The batch as it is now; `mine`: whether this process runs it."""
-        fresh = view.ended[self._seen :] if view is self.view else view.ended
-        self.view, self._seen = view, len(view.ended)
+        fresh = view.ended_after(self._seen if view is self.view else 0)
+        self.view, self._seen = view, view.ended
         if self._live is not None:
             self._live.update(self._table(view.report(running=True), mine), refresh=True)
             return

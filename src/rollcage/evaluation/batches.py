@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
-from sys import intern
 from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from rollcage.evaluation.rows import BatchEntry, BatchRow, Price
+from rollcage.evaluation.rows import BatchEntry, BatchRow, Price, RowTable
 from rollcage.evaluation.statistics import Statistics, Tally, statistics_of
 from rollcage.types import BatchPlace, Blame, JsonObject, Standing, Value
 
@@ -91,10 +90,15 @@ class Cell(NamedTuple):
     sample: int
 
     @property
-    def key(self) -> str:
-        """Names it within its batch; another one for a task that says something else."""
+    def group(self) -> str:
+        """Names it and the other samples of the same; another one for a task that says something else."""
         said = "\0".join((self.task.id, self.task.digest, self.model, self.agent))
-        return intern(f"{blake2b(said.encode(), digest_size=8).hexdigest()}.{self.sample}")
+        return blake2b(said.encode(), digest_size=8).hexdigest()
+
+    @property
+    def key(self) -> str:
+        """Names it within its batch."""
+        return f"{self.group}.{self.sample}"
 
     def place(self, name: str, agent: str, attempt: int) -> BatchPlace:
         """What the log says of its rollout."""
@@ -161,8 +165,6 @@ class BatchReport(Value):
 
 
 MOST_BROKEN = 100
-Place = tuple[str, str, str]
-"""A task, a model and an agent of a batch."""
 
 
 class BatchView:
@@ -178,15 +180,13 @@ class BatchView:
         self.paused: dict[str, str] = {}
         """Models that are away, and what was heard last."""
         self.began_at = 0.0
-        self.rows: dict[str, BatchRow] = {}
-        """By cell."""
-        self.attempts: Counter[str] = Counter()
+        self._rows = RowTable()
         self.spent: dict[str, tuple[int, int]] = {}
         """Tokens by model: of prompts, and generated. Of the latest attempt of each cell."""
-        self.ended: list[BatchRow] = []
-        """Rollouts in the order in which they were heard to have ended."""
-        self._ended_before = 0
-        self._counted: dict[Place, tuple[Tally, Statistics, tuple[Broken, ...]]] = {}
+        self._ended = array("q")
+        self._ended_since = 0
+        """Rollouts that ended since this run of it began."""
+        self._counted: dict[str, tuple[Tally, Statistics, tuple[Broken, ...]]] = {}
         for entry in entries:
             self.apply(entry)
         for row in rows:
@@ -199,13 +199,12 @@ class BatchView:
             case "planned":
                 self.plan = BatchPlan.model_validate(body)
                 self.skipped = dict(self.plan.skipped)
-                for name in ("_cells", "_places"):
-                    self.__dict__.pop(name, None)
+                self.__dict__.pop("_groups", None)
                 self._counted.clear()
             case "began":
                 self.status, self.why, self.began_at, self.paused = "running", "", entry.time, {}
                 self.skipped = dict(self.plan.skipped)
-                self._ended_before = len(self.ended)
+                self._ended_since = 0
             case "skipped":
                 self.skipped[body["task"]] = body["why"]
             case "paused":
@@ -217,20 +216,34 @@ class BatchView:
 
     def add(self, row: BatchRow) -> None:
         """A rollout as it is now."""
-        if row.attempt < self.attempts[row.cell]:
+        before = self._rows.get(row.cell)
+        if before is not None and row.attempt < before.attempt:
             return
-        before = self.rows.get(row.cell)
-        self.attempts[row.cell] = row.attempt
-        self.rows[row.cell] = row
+        position = self._rows.put(row)
         for each, sign in ((before, -1), (row, 1)):
             if each is not None:
                 prompt, said = self.spent.get(each.model, (0, 0))
                 self.spent[each.model] = (prompt + sign * each.prompt_tokens, said + sign * each.tokens)
         was_open = before is None or before.rollout_id != row.rollout_id or before.ended_at is None
         if row.ended_at is not None and was_open:
-            self.ended.append(row)
-        if self._counted and (cell := self._cells.get(row.cell)):
-            self._counted.pop((cell.task.id, cell.model, cell.agent), None)
+            self._ended.append(position)
+            self._ended_since += row.ended_at >= self.began_at
+        self._counted.pop(row.cell.rpartition(".")[0], None)
+
+    def attempts(self, cell: Cell) -> int:
+        """How often it was begun."""
+        row = self._rows.get(cell.key)
+        return row.attempt if row else 0
+
+    @property
+    def ended(self) -> int:
+        """How many rollouts were heard to have ended."""
+        return len(self._ended)
+
+    def ended_after(self, number: int) -> list[BatchRow]:
+        """Those that were heard to have ended after so many others, unless they are run again."""
+        rows = map(self._rows.at, self._ended[number:])
+        return [row for row in rows if row.ended_at is not None]
 
     @property
     def tokens(self) -> int:
@@ -245,41 +258,40 @@ class BatchView:
         return sum(prices[model].of(*spent) for model, spent in self.spent.items() if model in prices)
 
     @cached_property
-    def _cells(self) -> dict[str, Cell]:
-        return {cell.key: cell for cell in self.plan.cells()}
+    def _groups(self) -> dict[str, Cell]:
+        """The first sample of everything that the plan has."""
+        return {cell.group: cell for cell in self.plan.model_copy(update={"n": 1}).cells()}
 
-    @cached_property
-    def _places(self) -> dict[Place, list[str]]:
-        """The keys of the cells of each task, model and agent."""
-        found: dict[Place, list[str]] = {}
-        for key, cell in self._cells.items():
-            found.setdefault((cell.task.id, cell.model, cell.agent), []).append(key)
-        return found
-
-    def _count(self, place: Place) -> tuple[Tally, Statistics, tuple[Broken, ...]]:
+    def _count(self, group: str) -> tuple[Tally, Statistics, tuple[Broken, ...]]:
         """What the rollouts of one task, model and agent came to; counted anew only where one of them changed."""
-        if place not in self._counted:
-            rows = [self.rows[key] for key in self._places[place] if key in self.rows]
-            tally = Tally.of(rows)
-            task, model, agent = place
-            names = {"task": task, "model": model, "agent": agent}
-            stats = statistics_of([(task, tally)], k=self.plan.n, total=self.plan.n, rewards=True, **names)
+        if group not in self._counted:
+            found = (self._rows.get(f"{group}.{sample}") for sample in range(1, self.plan.n + 1))
+            rows = [row for row in found if row is not None]
+            tally, (task, model, agent, _) = Tally.of(rows), self._groups[group]
+            names = {"task": task.id, "model": model, "agent": agent}
+            stats = statistics_of([(task.id, tally)], k=self.plan.n, total=self.plan.n, rewards=True, **names)
             broken = tuple(Broken.of(row) for row in rows if row.standing is Standing.BROKEN)
-            self._counted[place] = (tally, stats, broken)
-        return self._counted[place]
+            self._counted[group] = (tally, stats, broken)
+        return self._counted[group]
+
+    def _planned(self) -> Iterator[tuple[Cell, BatchRow | None]]:
+        """Every cell of the plan with its latest rollout."""
+        for sample in range(1, self.plan.n + 1):
+            for group, cell in self._groups.items():
+                yield cell._replace(sample=sample), self._rows.get(f"{group}.{sample}")
 
     @property
     def current(self) -> list[BatchRow]:
         """The latest rollout of each cell that the plan has."""
-        return [self.rows[key] for key in self._cells if key in self.rows]
+        return [row for _, row in self._planned() if row is not None]
 
     def counts(self, row: BatchRow) -> bool:
         """Whether it is the latest of a cell that the plan has."""
-        return row.cell in self._cells and self.rows[row.cell] == row
+        return row.cell.rpartition(".")[0] in self._groups and self._rows.get(row.cell) == row
 
     def missing(self, retry: str = "") -> list[Cell]:
         """Cells without a result; `retry`: also those that are `broken`, or so by `infrastructure`."""
-        return [cell for key, cell in self._cells.items() if self._is_missing(self.rows.get(key), retry)]
+        return [cell for cell, row in self._planned() if self._is_missing(row, retry)]
 
     def _is_missing(self, row: BatchRow | None, retry: str) -> bool:
         if row is None or row.interrupted:
@@ -291,10 +303,10 @@ class BatchView:
     def report(self, *, running: bool = False, prices: dict[str, Price] | None = None) -> BatchReport:
         """What it came to so far. `running`: whether some process is at it."""
         plan = self.plan
-        counted = {place: self._count(place) for place in self._places}
+        counted = {group: self._count(group) for group in self._groups}
         pairs: dict[tuple[str, str], list[tuple[str, Tally]]] = {}
-        for (task, model, agent), (tally, _, _) in counted.items():
-            pairs.setdefault((model, agent), []).append((task, tally))
+        for tally, stats, _ in counted.values():
+            pairs.setdefault((stats.model, stats.agent), []).append((stats.task, tally))
         total = len(plan.tasks) * plan.n
         status = self.status if running or self.status not in ("new", "running") else "interrupted"
         why = self.why if status != "interrupted" or self.why else "the process that ran it is gone"
@@ -321,8 +333,6 @@ class BatchView:
 
     def _eta(self) -> float | None:
         """What is left at the pace since this run of it began."""
-        ended = sum(
-            row.ended_at is not None and row.ended_at >= self.began_at for row in self.ended[self._ended_before :]
-        )
+        ended = self._ended_since
         left = self.plan.size - sum(tally.ended for tally, _, _ in self._counted.values())
         return (time.time() - self.began_at) / ended * left if ended and left else None

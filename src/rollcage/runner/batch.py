@@ -25,7 +25,7 @@ from rollcage.locks import try_lock
 from rollcage.runner.queue import EVERYBODY, Quota
 from rollcage.runner.runner import Runner, StartOptions
 from rollcage.store import Store
-from rollcage.store.batches import add_to_batch, batch_log, batch_rows
+from rollcage.store.batches import add_to_batch, batch_changes, batch_log, batch_rows
 from rollcage.types import Endpoint, Job, JsonObject, Outcome
 
 UNREACHED = 3
@@ -210,7 +210,7 @@ class BatchRun:
         return await self._told(rollout_id)
 
     async def _started(self, cell: Cell, job: Job) -> str:
-        attempt = self.view.attempts[cell.key] + 1
+        attempt = self.view.attempts(cell) + 1
         place = cell.place(self.view.plan.name, job.agent.name, attempt)
         key = f"batch:{place.name}:{place.cell}:{attempt}"
         options = StartOptions(self._quota, idempotency_key=key, batch=place)
@@ -281,7 +281,13 @@ async def batch_view(store: Store, name: str) -> BatchView:
     entries = await batch_log(store, name)
     if not entries:
         raise UnknownBatch(f"there is no batch {name!r} in {store.path}; rollcage eval makes one")
-    return BatchView(entries, await batch_rows(store, name))
+    view, after, more = BatchView(entries, ()), 0, True
+    while more:
+        changes = await batch_changes(store, name, after=after)
+        for row in changes.rows:
+            view.add(row)
+        after, more = changes.last, changes.fresh > 0
+    return view
 
 
 @contextmanager

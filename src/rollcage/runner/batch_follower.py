@@ -24,7 +24,7 @@ class _Followed:
     view: BatchView
     last_entry: int
     last_row: int = 0
-    seen: set[str] = field(default_factory=set)
+    seen: int = 0
     open: set[str] = field(default_factory=set)
 
 
@@ -64,13 +64,15 @@ class BatchFollower:
 
     async def _refresh(self, name: str, known: _Followed) -> bool:
         """Whether it could be brought up to date; not where rollouts of it were pruned."""
-        changes = await batch_changes(self._store, name, after=known.last_row, open_ids=sorted(known.open))
+        asked: Sequence[str] = sorted(known.open)
         for entry in await batch_log(self._store, name, after=known.last_entry):
             known.last_entry = entry.id
             known.view.apply(entry)
-        for row in changes.rows:
-            known.view.add(row)
-            known.seen.add(row.rollout_id)
-            (known.open.discard if row.ended_at is not None else known.open.add)(row.rollout_id)
-        known.last_row = changes.last
-        return changes.total == len(known.seen)
+        while True:
+            changes = await batch_changes(self._store, name, after=known.last_row, open_ids=asked)
+            for row in changes.rows:
+                known.view.add(row)
+                (known.open.discard if row.ended_at is not None else known.open.add)(row.rollout_id)
+            known.seen, known.last_row, asked = known.seen + changes.fresh, changes.last, ()
+            if not changes.fresh:
+                return changes.total == known.seen

@@ -18,6 +18,8 @@ from rollcage.types import Blame, JsonObject, Outcome, Stage
 
 LIGHT = ("queued", "requeued", "stage_started", "scored", "ended")
 """Kinds of event that tell how a batch goes; the others are many, or large."""
+AT_ONCE = 1000
+"""So many rows are read at once: what is read takes more memory than what is kept of it."""
 
 
 _COLUMNS = (
@@ -31,7 +33,6 @@ def _row(values: Sequence[Any]) -> BatchRow:
     outcome = None if row.outcome is None else Outcome(row.outcome)
     # Thousands of rows have the same few names.
     return row._replace(
-        cell=intern(row.cell),
         task=intern(row.task),
         model=intern(row.model),
         agent=intern(row.agent),
@@ -52,23 +53,28 @@ class BatchChanges(NamedTuple):
     """What became of the rollouts of a batch since somebody looked."""
 
     rows: list[BatchRow]
-    """Those that are new, and those that were asked for, as they are now."""
+    """Those that are new, at most so many at once, and those that were asked for, as they are now."""
+    fresh: int
+    """How many of them are new; none: there are no more."""
     last: int
     """Give it as `after` the next time."""
     total: int
     """Rollouts of the batch that there are; fewer than were seen where some were pruned."""
 
 
-async def batch_changes(store: Store, name: str, *, after: int, open_ids: Sequence[str]) -> BatchChanges:
+async def batch_changes(store: Store, name: str, *, after: int = 0, open_ids: Sequence[str] = ()) -> BatchChanges:
     """The rollouts that began since, and what has become of those that were open then."""
     which = f"(rowid > ? OR id IN ({','.join('?' * len(open_ids))}))"
-    sql = f"SELECT {_COLUMNS}, rowid FROM rollouts WHERE batch = ? AND {which} AND batch != '' ORDER BY rowid"  # noqa: S608
+    where = f"batch = ? AND {which} AND batch != '' ORDER BY rowid LIMIT ?"
+    sql = f"SELECT {_COLUMNS}, rowid FROM rollouts WHERE {where}"  # noqa: S608
     count = "SELECT count(*) FROM rollouts WHERE batch = ? AND batch != ''"
+    values = (name, after, *open_ids, AT_ONCE + len(open_ids))
 
     def work(connection: sqlite3.Connection) -> BatchChanges:
-        found = connection.execute(sql, (name, after, *open_ids)).fetchall()
-        last = max([after, *(row[-1] for row in found)])
-        return BatchChanges([_row(row[:-1]) for row in found], last, connection.execute(count, (name,)).fetchone()[0])
+        found = connection.execute(sql, values).fetchall()
+        fresh = [row[-1] for row in found if row[-1] > after]
+        total = connection.execute(count, (name,)).fetchone()[0]
+        return BatchChanges([_row(row[:-1]) for row in found], len(fresh), max([after, *fresh]), total)
 
     return await store.ask(work)
 

@@ -388,9 +388,12 @@ class Inserter:
         self.last_id = cursor.lastrowid or 0
         entry = Entry.model_construct(rollout_id=item.rollout_id, seq=seq, time=item.time, event=event)
         summarise(self.connection, entry, item.packed.sampled)
-        if len(self._last) >= KNOWN:
-            self._last.clear()
-        self._last[item.rollout_id] = (seq, event.kind)
+        if event.kind == "ended":
+            self._last.pop(item.rollout_id, None)  # hardly anything follows
+        else:
+            if len(self._last) >= KNOWN:
+                self._last.clear()
+            self._last[item.rollout_id] = (seq, event.kind)
         return entry
 
     def forget(self) -> None:
