@@ -59,6 +59,7 @@ def test_a_batch_is_run_shown_reported_and_compared(home: Path) -> None:
     found = rollcage(home, "compare", "one", "two")
     assert "2 tasks: 0.750 -> 1.000, difference +0.250" in found.stdout and "| poor | fixed |" in found.stdout
     assert json.loads(rollcage(home, "compare", "one", "two", "--json").stdout)["changed"] == ["poor"]
+    assert "No task differs." in rollcage(home, "compare", "two", "two").stdout
 
 
 def test_mistakes_are_said_before_anything_is_started(home: Path) -> None:

@@ -20,7 +20,7 @@ from rollcage.runner.batch import batch_lock, batch_view
 from rollcage.settings import Settings
 from rollcage.simulators import ScriptedModel
 from rollcage.store import Store
-from rollcage.store.batches import batch_events, batch_rows
+from rollcage.store.batches import batch_events, batch_names, batch_rows
 from rollcage.types import Blame, Task
 
 PASS = Task(id="pass", instruction="echo hello > a.txt", verify=("test -e a.txt",))
@@ -200,7 +200,13 @@ async def test_an_empty_source_and_words_that_mean_nothing_are_refused_before_an
         await evaluated([PASS], ["http://127.0.0.1:1/v1"])
     with pytest.raises(UsageError, match="no model is named"):
         await evaluated([PASS], [])
-    assert await store.list() == []
+    with pytest.raises(UsageError, match="no such file"):
+        await evaluated([str(tmp_path / "none.toml")])
+    with pytest.raises(UsageError, match="known: .*shell"):
+        await evaluated([PASS], agents=["shell", "nobody"])
+    with pytest.raises(UsageError, match="has no api_key"):
+        await evaluated([PASS], ["scripted", "openai/gpt"])
+    assert await store.list() == [] and await batch_names(store) == []
 
 
 async def test_two_tasks_of_one_name_are_told_apart(evaluated: Any) -> None:

@@ -7,7 +7,7 @@ import time
 import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,10 +76,9 @@ class Sources:
 
             name = file.task.id or f"task-{len(self.found) + 1}"
             self._add(SourcedTask(id=name, digest=digest_of(file), where=str(file.path), file=file))
-        if not self.found and not self.skipped:
-            raise UsageError(
-                "there is no task in it", argument="sources", remedy="name a task file or a folder of them"
-            )
+        if not self.found:
+            why = next(iter(self.skipped.values()), "there is no task in it")
+            raise UsageError(why, argument="sources", remedy="name a task file or a folder of them")
 
     def _add(self, task: SourcedTask) -> None:
         if (there := self.found.get(task.id)) and there.digest == task.digest and there.where == task.where:
@@ -252,8 +251,11 @@ async def open_batch(
 ) -> AsyncIterator[tuple[BatchView, Callable[[Show | None], Awaitable[BatchView]]]]:
     """The batch as the log has it (planned now, where it is new), and what runs it, or follows whoever does."""
     sources = Sources(asked)
-    plan = await _settled(asked, plan_of(asked, sources), store)
-    asked = _replaced(asked, plan.name)
+    plan = plan_of(asked, sources)
+    async with cell_jobs(asked, sources, settings) as make:
+        _check_possible(plan, make, runner)
+    plan = await _settled(asked, plan, store)
+    asked = replace(asked, name=plan.name)
     view = await batch_view(store, plan.name)
 
     async def work(show: Show | None) -> BatchView:
@@ -295,6 +297,26 @@ async def _showing(view: BatchView, show: Show) -> None:
         await anyio.sleep(max(0.5, 9 * (time.monotonic() - began)))
 
 
+def _check_possible(plan: BatchPlan, make: MakeJob, runner: Runner) -> None:
+    """A model or an agent that can run none of the tasks is a mistake of whoever named it, and no result."""
+    left: dict[tuple[str, str], UsageError | None] = {(m, a): None for m in plan.models for a in plan.agents}
+    for cell in plan.model_copy(update={"n": 1}).cells():
+        if (cell.model, cell.agent) not in left:
+            continue
+        try:
+            made = make(cell)
+            try:
+                runner.check(made.job)
+            finally:
+                made.release()
+            del left[cell.model, cell.agent]
+        except UsageError as error:
+            left[cell.model, cell.agent] = left[cell.model, cell.agent] or error
+    for why in left.values():
+        if why is not None:
+            raise why
+
+
 async def _check_models(cells: Sequence[Cell], make: MakeJob, runner: Runner) -> None:
     """Every model is asked once before anything is started: a wrong address or key is no result."""
     for cell in {cell.model: cell for cell in cells}.values():
@@ -331,12 +353,6 @@ async def _settled(asked: Evaluation, plan: BatchPlan, store: Store) -> BatchPla
     plan = plan.model_copy(update={"name": name})
     await add_to_batch(store, name, "planned", plan.model_dump(mode="json"))
     return plan
-
-
-def _replaced(asked: Evaluation, name: str) -> Evaluation:
-    from dataclasses import replace
-
-    return replace(asked, name=name)
 
 
 async def resumed(

@@ -110,7 +110,7 @@ class BatchScreen:
         overall = report.overall
         queued = report.size - overall.done - overall.running
         words = f"{one_line(report.name, 60)}  {report.status}  {overall.done} done, {overall.running} running, "
-        words += f"{queued} queued, {overall.broken} broken"
+        words += f"{queued} {'not run' if queued and whole else 'queued'}, {overall.broken} broken"
         if report.eta_s is not None and not whole:
             words += f"  about {seconds_of(report.eta_s)} left"
         if report.cost is not None:

@@ -117,6 +117,7 @@ async def _replay(settings: Settings, chosen: tuple[Any, ...], how: dict[str, An
 
     from rollcage.cli.interrupts import stoppable
     from rollcage.cli.output import write_json
+    from rollcage.errors import UsageError
     from rollcage.runner.batch import batch_view
     from rollcage.runner.replay import ReplayReport, replay
     from rollcage.wiring import opened_log, opened_runner
@@ -129,6 +130,8 @@ async def _replay(settings: Settings, chosen: tuple[Any, ...], how: dict[str, An
             names = [await store.find(prefix) for prefix in ids]
             if batch:
                 names = [row.rollout_id for row in (await batch_view(store, batch)).current if row.score is not None]
+                if not names:
+                    raise UsageError(f"no rollout of {batch} was scored: there is nothing to replay", argument="batch")
             limiter = anyio.CapacityLimiter(how["at_once"])
 
             async def one(name: str) -> None:

@@ -97,10 +97,12 @@ def compared(found: Comparison) -> str:
     else:
         span = "" if found.low is None else f", 95% {interval(found.low, found.high)}"
         lines.append(
-            f"{found.tasks} tasks: {number(found.before)} -> {number(found.after)}, "
+            f"{found.tasks} task{'s' * (found.tasks != 1)}: {number(found.before)} -> {number(found.after)}, "
             f"difference {found.difference:+.3f}{span} (paired by task)"
         )
-        if found.low is not None and found.high is not None and found.low <= 0 <= found.high:
+        if all(each.before == each.after for each in found.by_task):
+            lines.append("No task differs.")
+        elif found.low is not None and found.high is not None and found.low <= 0 <= found.high:
             lines.append("The interval holds 0: this difference may be chance.")
     lines += [
         "",

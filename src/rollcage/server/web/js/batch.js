@@ -28,7 +28,7 @@ function rowsOf(report) {
   for (const row of rows.values()) {
     const means = [...row.cells.values()].map((cell) => cell.mean).filter((value) => value !== null);
     row.mean = mean(row.rewards);
-    row.gap = means.length > 1 ? Math.max(...means) - Math.min(...means) : 0;
+    row.gap = means.length > 1 ? Math.max(...means) - Math.min(...means) : null;
   }
   return [...rows.values()];
 }
@@ -81,7 +81,12 @@ function Matrix({ report, asked, set }) {
   const needle = q.trim().toLowerCase();
   const shown = useMemo(() => sorted(rows.filter((row) => fits(row, show, needle)), sort, keys), [rows, show, needle, sort, keys]);
   const onSort = (next) => set({ sort: next });
-  const grid = { gridTemplateColumns: `minmax(var(--first), 2fr) repeat(${columns.length}, minmax(10.5rem, 1fr)) ${columns.length > 1 ? "5.5rem 5.5rem" : ""}` };
+  const more = columns.length > 1;
+  // Every line is a grid of its own: what it holds must not decide how wide its columns are.
+  const grid = {
+    gridTemplateColumns: `minmax(var(--first), 2fr) repeat(${columns.length}, minmax(var(--cell), 1fr)) ${more ? "4.5rem 4.5rem" : ""}`,
+    minWidth: `calc(var(--first) + ${columns.length} * (var(--cell) + 10px) + ${more ? "9rem + 20px" : "0px"} + 32px)`,
+  };
   const to = (row, column) => listAddress({ batch: report.name, task: row.task, model: column.model, agent: column.agent });
   const sums = columns.map((column) => sumsOf(shown, column));
   return html`<div class="tools">
@@ -134,6 +139,25 @@ function Broken({ report }) {
     ${skipped.length > 0 && html`<details class="limits" open><summary>Cannot be run here: ${exact(skipped.length)}</summary><ul class="plain left">${skipped.map(([task, why]) => html`<li><b>${task}</b> ${why}</li>`)}</ul></details>`}`;
 }
 
+function sizeOf(report) {
+  const different = (of) => new Set(report.models.map(of)).size;
+  const agents = different((each) => each.agent);
+  const sizes = [plural(new Set(report.tasks.map((each) => each.task)).size, "task"), plural(different((each) => each.model), "model"), agents > 1 && plural(agents, "agent"), plural(report.n, "sample")];
+  return sizes.filter(Boolean).join(" × ");
+}
+
+/** All rollouts of the batch as one bar: what ended by what it came to, what runs, what is to come. */
+function Meter({ report }) {
+  const { size, overall } = report;
+  const rewards = report.tasks.flatMap((each) => each.rewards);
+  const passed = rewards.filter((value) => value >= 1).length;
+  const failed = rewards.filter((value) => value <= 0).length;
+  const parts = [["passed", passed], ["partial", rewards.length - passed - failed], ["failed", failed], ["unscored", overall.unscored], ["broken", overall.broken], ["running", overall.running]].filter(([, number]) => number > 0);
+  const told = `${exact(overall.done)} of ${exact(size)} ended${parts.map(([name, number]) => `, ${exact(number)} ${name}`).join("")}`;
+  const left = size - overall.done - overall.running;
+  return html`<div class="meter" role="img" aria-label=${told} title=${told}>${parts.map(([name, number]) => html`<i class=${`o-${name}`} style=${{ flexGrow: number }}></i>`)}${left > 0 && html`<i style=${{ flexGrow: left }}></i>`}</div>`;
+}
+
 function Head({ report }) {
   const { value } = useBatches();
   const [wrong, setWrong] = useState("");
@@ -143,7 +167,7 @@ function Head({ report }) {
       <a href="#/batches" class="back" aria-label="All batches">←</a>
       <div>
         <h1>${report.name}</h1>
-        <p class="facts"><span>${plural(new Set(report.tasks.map((each) => each.task)).size, "task")} × ${plural(report.models.length, "model")} × ${plural(report.n, "sample")}</span><span>${exact(report.overall.done)} of ${exact(report.size)} ended</span>${report.overall.running > 0 && html`<span>${exact(report.overall.running)} running</span>`}<time>${clock(report.created_at)}</time>${report.eta_s !== null && html`<span>about ${seconds(report.eta_s)} more</span>`}${report.cost !== null && html`<span>cost ${report.cost.toFixed(2)}</span>`}</p>
+        <p class="facts"><span>${sizeOf(report)}</span><span>${exact(report.overall.done)} of ${exact(report.size)} ended</span>${report.overall.running > 0 && html`<span>${exact(report.overall.running)} running</span>`}<time>${clock(report.created_at)}</time>${report.eta_s !== null && html`<span>about ${seconds(report.eta_s)} more</span>`}${report.cost !== null && html`<span>cost ${report.cost.toFixed(2)}</span>`}</p>
       </div>
       <div class="verdict"><${BatchStatus} report=${report} /><span class="what">mean</span><span class="reward">${reward(report.overall.mean)}</span></div>
       <div class="actions">
@@ -154,7 +178,7 @@ function Head({ report }) {
     </header>
     ${wrong && html`<p class="wrong" role="alert">${wrong}</p>`}
     ${report.why && html`<p class="problem warn">${words(report.status)}: ${report.why}</p>`}
-    <div class="meter" role="img" aria-label=${`${exact(report.overall.done)} of ${exact(report.size)} ended`}><i class="o-passed" style=${{ flexGrow: report.overall.scored }}></i><i class="o-unscored" style=${{ flexGrow: report.overall.unscored }}></i><i class="o-broken" style=${{ flexGrow: report.overall.broken }}></i><i class="o-running" style=${{ flexGrow: report.overall.running }}></i><i style=${{ flexGrow: Math.max(0, report.size - report.overall.done - report.overall.running) }}></i></div>`;
+    <${Meter} report=${report} />`;
 }
 
 export function BatchPage({ name, query }) {

@@ -18,12 +18,13 @@ function Change({ value }) {
 
 function Verdict({ found }) {
   if (found.difference === null) return html`<p class="problem warn">They share no task that counts in both.</p>`;
+  const none = found.by_task.every((each) => each.before === each.after);
   const sure = found.low !== null && (found.low > 0 || found.high < 0);
   return html`<div class="verdictline">
     <p class="big">${signed(found.difference)}</p>
     <div><${Interval} low=${found.low} mean=${found.difference} high=${found.high} from=${-1} wide=${true} />
       <p>${reward(found.before)} → ${reward(found.after)} over ${plural(found.tasks, "task")}${found.low !== null && `; 95 %: ${signed(found.low)} to ${signed(found.high)}`}</p>
-      <p class="hint">${found.low === null ? "One task is too little to tell how sure this is." : sure ? "The interval does not hold 0." : "The interval holds 0: this difference may be chance."}</p></div>
+      <p class="hint">${none ? "No task differs." : found.low === null ? "One task is too little to tell how sure this is." : sure ? "The interval does not hold 0." : "The interval holds 0: this difference may be chance."}</p></div>
   </div>`;
 }
 
