@@ -34,12 +34,16 @@ PARTS = {
     "reward": ".checks li",
 }
 """What each part of a rollout shows when it is there."""
-TASKS = [
-    {name: value for name, value in example["request"].items() if name != "agent"}  # type: ignore[attr-defined]
-    for example in documents()
-    if not example["request"].get("environment")  # type: ignore[attr-defined]
-]
 BROKEN = {"instruction": "Install the tools.", "setup": ["pip install no-such-tool"], "task_id": "tools"}
+DICE = [
+    {
+        "task_id": f"roll-{number}-or-less",
+        "instruction": f"for n in 1 2; do test $(shuf -i 1-6 -n 1) -gt {number} || touch $n; done",
+        "verify": ["test -e 1", "test -e 2"],
+    }
+    for number in range(1, 7)
+]
+"""What a batch is made of: each time they end otherwise."""
 
 
 async def main() -> None:
@@ -56,8 +60,8 @@ async def main() -> None:
                 body = dict(example["request"])  # type: ignore[call-overload]
                 for _ in range(3):
                     ids.append((await client.start(**body, endpoint="scripted")).rollout_id)
-            for name, agents in {"monday": ["mini", "nop"], "tuesday": ["opencode", "nop"]}.items():
-                started = await client.start_batch(TASKS, ["scripted"], agents=agents, n=2, name=name)
+            for name in ("monday", "tuesday"):
+                started = await client.start_batch([*DICE, BROKEN], ["scripted"], agents=["shell", "nop"], n=6, name=name)
                 await client.wait_batch(started.name)
             await client.start(**BROKEN, endpoint="scripted")  # type: ignore[arg-type]
             for rollout_id in ids:

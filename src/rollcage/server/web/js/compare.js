@@ -8,6 +8,8 @@ import { count, exact, plural, reward, seconds } from "./text.js";
 
 const signed = (value) => (value === null ? "–" : `${value > 0 ? "+" : value < 0 ? "−" : ""}${reward(Math.abs(value))}`);
 const KEYS = { task: (each) => each.task, before: (each) => each.before, after: (each) => each.after, change: (each) => each.after - each.before };
+/** So many tasks are drawn; the others are searched for. */
+const MOST = 500;
 const FLIPS = [["", "All tasks"], ["fixed", "Fixed"], ["broke", "Broke"], ["changed", "Changed"]];
 
 /** From the middle to the right what is better now, to the left what is worse. */
@@ -59,7 +61,7 @@ export function Compare({ first, second, query }) {
     </div>
     <div class="sheet"><table>
       <thead><tr>${head("task", "Task")}${head("before", first, true)}${head("after", second, true)}${head("change", "Change", true)}<th></th><th></th></tr></thead>
-      <tbody>${shown.slice(0, 2000).map((each) => html`<tr key=${each.task}>
+      <tbody>${shown.slice(0, MOST).map((each) => html`<tr key=${each.task}>
         <td class="name"><b>${each.task}</b></td>
         <td class="number" data-label=${first}><a href=${listAddress({ batch: first, task: each.task })}>${reward(each.before)}</a></td>
         <td class="number" data-label=${second}><a href=${listAddress({ batch: second, task: each.task })}>${reward(each.after)}</a></td>
@@ -67,7 +69,7 @@ export function Compare({ first, second, query }) {
         <td class="changes"><${Change} value=${each.after - each.before} /></td>
         <td>${each.flipped && html`<span class="tag ${each.flipped === "fixed" ? "good" : "bad"}">${each.flipped}</span>`}</td>
       </tr>`)}</tbody></table></div>
-    ${shown.length > 2000 && html`<p class="nothing">And ${exact(shown.length - 2000)} more: search, or sort.</p>`}
+    ${shown.length > MOST && html`<p class="nothing">And ${exact(shown.length - MOST)} more: search, or sort.</p>`}
     ${only.map(([label, tasks]) => html`<details class="limits"><summary>${label}: ${exact(tasks.length)}</summary><p class="hint">${tasks.join(", ")}</p></details>`)}
   </section>`;
 }
