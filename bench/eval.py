@@ -3,7 +3,8 @@
     python bench/eval.py [--rollouts 200] [--finished 10000] [--json]
 
 - overhead: processor time of a batch of cheap rollouts (agent `nop`, no model) over that of as many `runner.start`
-  calls with the same number at once; both in turn, several times, each in a process of its own.
+  calls with the same number at once: `PAIRS` small batches, each beside its calls, in turn and in one process; the
+  median of their ratios, and its quartiles.
 - first row: from the start of `BatchRun.run` to the first rollout that is told of.
 - memory: resident memory of a process that runs a batch of `--finished` rollouts, with a tenth of them finished and
   with all; and what it costs to read such a batch from its log and to report it.
@@ -21,7 +22,7 @@ import tempfile
 import time
 from itertools import islice
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import anyio
@@ -38,7 +39,7 @@ from rollcage.types import NO_MODEL, AgentSpec, Job, Outcome, Reward, Task
 from rollcage.wiring import opened_runner
 
 AT_ONCE = 4
-ROUNDS = 3
+PAIRS = 20
 
 
 def used() -> float:
@@ -63,9 +64,9 @@ async def singles(runner: Runner, count: int) -> dict[str, float]:
     return {"first_s": first}
 
 
-async def batch(runner: Runner, store: Store, count: int) -> dict[str, float]:
+async def batch(runner: Runner, store: Store, count: int, name: str) -> dict[str, float]:
     """The same as a batch."""
-    plan = BatchPlan(name="bench", tasks=tuple(TaskRef(id=f"t{n}", digest="d") for n in range(count)))
+    plan = BatchPlan(name=name, tasks=tuple(TaskRef(id=f"t{n}", digest="d") for n in range(count)))
     await add_to_batch(store, plan.name, "planned", plan.model_dump(mode="json"))
 
     def make(cell: Cell) -> CellJob:
@@ -86,7 +87,23 @@ async def batch(runner: Runner, store: Store, count: int) -> dict[str, float]:
     return {"first_s": told[0] - began}
 
 
-async def part(kind: str, count: int) -> dict[str, float]:
+async def pairs(runner: Runner, store: Store, count: int) -> dict[str, Any]:
+    """Batches of a part of them, each beside as many calls; what comes first alternates."""
+    size, ratios, first = max(1, count // PAIRS), [], []
+    for number in range(PAIRS):
+        took: dict[str, float] = {}
+        for kind in ("singles", "batch")[:: 1 if number % 2 else -1]:
+            before = used()
+            found = await (singles(runner, size) if kind == "singles" else batch(runner, store, size, f"b{number}"))
+            took[kind] = used() - before
+            if kind == "batch":
+                first.append(found["first_s"])
+        ratios.append(took["batch"] / took["singles"])
+    low, middle, high = quantiles(ratios, n=4)
+    return {"cpu_ratio": middle, "quartiles": [low, high], "first_row_s": median(first)}
+
+
+async def part(kind: str, count: int) -> dict[str, Any]:
     """One measurement, in this process."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(home=Path(folder))
@@ -95,9 +112,7 @@ async def part(kind: str, count: int) -> dict[str, float]:
                 return await memory(store, count)
             async with opened_runner(settings, store, at_once=AT_ONCE) as runner:
                 await runner.wait(await runner.start(job("warm")))
-                before = used()
-                found = await (singles(runner, count) if kind == "singles" else batch(runner, store, count))
-            return {**found, "cpu_s": used() - before}
+                return await pairs(runner, store, count)
 
 
 async def memory(store: Store, count: int) -> dict[str, float]:
@@ -145,10 +160,10 @@ def _resident() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def measured(kind: str, count: int) -> dict[str, float]:
+def measured(kind: str, count: int) -> dict[str, Any]:
     """The same in a process of its own."""
     command = [sys.executable, __file__, "--part", kind, "--count", str(count)]
-    found: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     return found
 
 
@@ -164,15 +179,9 @@ def main() -> None:
     if asked.part:
         print(json.dumps(anyio.run(part, asked.part, asked.count)))
         return
-    rounds: list[dict[str, Any]] = [
-        {kind: measured(kind, asked.rollouts) for kind in ("singles", "batch")} for _ in range(ROUNDS)
-    ]
-    ratios = [each["batch"]["cpu_s"] / each["singles"]["cpu_s"] for each in rounds]
     found = {
         "rollouts": asked.rollouts,
-        "cpu_ratio": round(median(ratios), 3),
-        "cpu_ratios": [round(each, 3) for each in ratios],
-        "first_row_s": round(median(each["batch"]["first_s"] for each in rounds), 3),
+        **measured("pairs", asked.rollouts),
         "finished": measured("memory", asked.finished),
     }
     if asked.json:

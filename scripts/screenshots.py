@@ -49,7 +49,9 @@ DICE = [
 async def main() -> None:
     """Run the examples a few times, then look at everything in both sizes."""
     PICTURES.mkdir(parents=True, exist_ok=True)
-    state = Settings.from_environ({}).home
+    state = Settings.from_environ().home
+    for name in ("layers", "cache"):
+        (state / name).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         async with (
             served(home_beside(state, Path(folder) / "home"), "--fleet-demo") as server,
@@ -61,7 +63,8 @@ async def main() -> None:
                 for _ in range(3):
                     ids.append((await client.start(**body, endpoint="scripted")).rollout_id)
             for name in ("monday", "tuesday"):
-                started = await client.start_batch([*DICE, BROKEN], ["scripted"], agents=["shell", "nop"], n=6, name=name)
+                tasks = [*DICE, BROKEN]
+                started = await client.start_batch(tasks, ["scripted"], agents=["shell", "nop"], n=6, name=name)
                 await client.wait_batch(started.name)
             await client.start(**BROKEN, endpoint="scripted")  # type: ignore[arg-type]
             for rollout_id in ids:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import random
@@ -17,9 +18,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from rollcage.evaluation.rows import BatchRow
+from rollcage.cli.batch_screen import BatchScreen
+from rollcage.evaluation.batches import BatchPlan, BatchView, TaskRef
+from rollcage.evaluation.rows import BatchEntry, BatchRow
+from rollcage.settings import Settings
 from rollcage.store import Store
 from rollcage.store.batches import batch_rows
+from rollcage.types import Outcome
 from support.commands import environ, rest, rollcage, rollcage_running, until
 
 EVAL = ["eval", "tasks", "-m", "scripted", "--agent", "shell"]
@@ -179,3 +184,24 @@ async def test_a_full_disk_stops_the_batch_and_it_goes_on_when_there_is_room(
     assert last.returncode == 0 and "[24/24]" in last.stdout and "[25/24]" not in last.stdout, last.stdout + last.stderr
     after = await anyio.to_thread.run_sync(results)
     assert len(after) == 24 and before.items() <= after.items(), "a result was lost, or run twice"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_a_narrow_terminal_goes_without_columns_and_cuts_no_number(width: int, tmp_path: Path) -> None:
+    plan = BatchPlan(
+        name="b", tasks=(TaskRef(id="a-task-with-a-long-name" * 2, digest="d"),), models=("scripted",), n=12
+    )
+    cell = next(plan.cells())
+    row = BatchRow("r", cell.key, cell.task.id, "scripted", "mini", 1, 1, *([None] * 10))  # type: ignore[arg-type]
+    row = row._replace(reward=0.5, outcome=Outcome.FINISHED, tokens=1234567, prompt_tokens=1, created_at=1.0)
+    view = BatchView([BatchEntry(1, 1.0, "planned", plan.model_dump(mode="json"))], [row._replace(ended_at=100.0)])
+    settings = Settings.from_environ({"HOME": str(tmp_path), "COLUMNS": str(width)})
+    said = io.StringIO()
+    shown = BatchScreen(settings, quiet=False)
+    shown._console.file, shown._console.width = said, width
+    shown.finish(view.report())
+    lines = said.getvalue().splitlines()
+    titles = next(line for line in lines if line.startswith("task")).split()
+    assert {"mean", "pass@12", "done"} <= set(titles) and ("time" in titles) == (width == 140), titles
+    numbers = " ".join(line.split("scripted")[1] for line in lines if "scripted" in line)
+    assert "0.500" in numbers and "1/12" in numbers and "…" not in numbers, lines

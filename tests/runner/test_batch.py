@@ -202,7 +202,7 @@ async def test_an_empty_source_and_words_that_mean_nothing_are_refused_before_an
         await evaluated([PASS], [])
     with pytest.raises(UsageError, match="no such file"):
         await evaluated([str(tmp_path / "none.toml")])
-    with pytest.raises(UsageError, match="known: .*shell"):
+    with pytest.raises(UsageError, match=r"known: .*shell"):
         await evaluated([PASS], agents=["shell", "nobody"])
     with pytest.raises(UsageError, match="has no api_key"):
         await evaluated([PASS], ["scripted", "openai/gpt"])

@@ -19,7 +19,7 @@ from rollcage.simulators.recorded import difference
 from rollcage.store import Store
 from rollcage.tasks import load
 from rollcage.trajectory import sequences
-from rollcage.types import ScriptedCall, ScriptedTurn, Task
+from rollcage.types import Check, ScriptedCall, ScriptedTurn, Task
 from rollcage.wiring import agents
 from support.playing import Play
 
@@ -56,9 +56,39 @@ async def test_a_replay_asks_and_earns_the_same_without_a_model(
 async def test_every_example_is_replayed_as_it_was(task: Path, play: Play, runner: Runner) -> None:
     """The history that one of them makes in git is the same in every box."""
     file = load(task)
-    original = await play(file.task, agent="mini", script=file.task.solution)
+    original = await play(file.task, script=file.task.solution)
     _, report = await replay(runner, original)
-    assert (report.differences, report.same_reward) == ((), True) and report.requests == len(file.task.solution)
+    assert (report.differences, report.reward_before, report.reward) == ((), 1.0, 1.0)
+    assert report.requests >= len(file.task.solution)
+
+
+TESTED = """
+import unittest
+
+class Two(unittest.TestCase):
+    def test_two(self):
+        with open("two.txt") as file:
+            self.assertEqual(file.read(), "two\\n")
+"""
+SCRIPTED = """test "$(untrusted cat two.txt)" = two && echo '{"reward": 0.5, "style": 1}' > ${REWARD_FILE%.txt}.json"""
+STYLES = {
+    "commands": ({"verify": ("test -e two.txt", "test -e three.txt")}, 0.5),
+    "checks": ({"checks": (Check(kind="unittest", path="test_it.py"),), "tests": {"test_it.py": TESTED}}, 1.0),
+    "script": ({"test_script": SCRIPTED, "isolate": True}, 0.5),
+    "fresh": ({"verify": ("test -e two.txt",), "verify_in": "fresh"}, 1.0),
+    "restored": ({"verify": ("grep -q old two.txt",), "files": {"two.txt": "old"}, "restore": ("two.txt",)}, 1.0),
+    "none": ({}, None),
+    "setup fails": ({"setup": ("false",), "verify": ("true",)}, None),
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+async def test_every_style_of_verifier_is_replayed_as_it_was(style: str, play: Play, runner: Runner) -> None:
+    fields, reward = STYLES[style]
+    original = await play(Task.model_validate({"instruction": "Write two.txt.", **fields}), agent="mini", script=SCRIPT)
+    played, report = await replay(runner, original)
+    assert (original.reward, report.reward, report.differences) == (reward, reward, ()), (original.error, played.error)
+    assert (played.outcome, played.blame, played.score) == (original.outcome, original.blame, original.score)
 
 
 def otherwise(original: Rollout) -> Rollout:

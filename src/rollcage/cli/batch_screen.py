@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -21,6 +22,11 @@ from rollcage.settings import Settings
 
 MOST_TASKS = 500
 """Batches with more lines than this show their models alone while they run."""
+GAP = 2
+NAME = 16
+"""So much of a task's or a model's name is shown at any width."""
+GO_FIRST = ("time", "tokens", "pass@1", "95%", "broken")
+"""Columns that a narrow terminal does without, in this order."""
 
 
 class BatchScreen:
@@ -120,15 +126,28 @@ class BatchScreen:
         lines: list[RenderableType] = [Text(words, style="bold")]
         if report.why:
             lines.append(Text(f"! {one_line(report.why, 300)}", style="yellow"))
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-        for title in ("task", "model", *headings(report.n)):
-            table.add_column(title, justify="left" if title in ("task", "model") else "right", no_wrap=True)
         room = MOST_TASKS if whole else max(0, self._console.height - len(report.models) - 6)
         shown = report.tasks if len(report.tasks) <= room else [each for each in report.tasks if each.running][:room]
-        for each in shown:
-            table.add_row(one_line(each.task, 40), one_line(who(each), 40), *cells(each))
-        if len(shown) < len(report.tasks):
-            table.add_row(Text(f"{len(report.tasks) - len(shown)} more", style="dim"))
-        for each in report.models:
-            table.add_row(Text("all", style="bold"), one_line(who(each), 40), *cells(each), style="bold")
+        rows = [[one_line(each.task, 40), one_line(who(each), 40), *cells(each)] for each in shown]
+        rows += [["all", one_line(who(each), 40), *cells(each)] for each in report.models]
+        table = Table(box=None, padding=(0, GAP, 0, 0), header_style="dim", pad_edge=False)
+        titles = ["task", "model", *headings(report.n)]
+        fitting = _fitting(titles, rows, self._console.width)
+        for at in fitting:
+            table.add_column(titles[at], justify="left" if at < 2 else "right", no_wrap=True)
+        for number, row in enumerate(rows):
+            if number == len(shown) < len(report.tasks):
+                table.add_row(Text(f"{len(report.tasks) - len(shown)} more", style="dim"))
+            table.add_row(*(row[at] for at in fitting), style="bold" if number >= len(shown) else "")
         return Group(*lines, table)
+
+
+def _fitting(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """The columns that there is room for: names are cut short before numbers go, and a number is never cut."""
+    need = [max(cell_len(row[at]) for row in (titles, *rows)) for at in range(len(titles))]
+    need[:2] = [min(need[0], NAME), min(need[1], NAME)]
+    left = list(range(len(titles)))
+    for at in (titles.index(name) for name in GO_FIRST if name in titles):
+        if sum(need[each] + GAP for each in left) - GAP > width:
+            left.remove(at)
+    return left
