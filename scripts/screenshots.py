@@ -96,7 +96,7 @@ async def _look(page: object, url: str, view: str, rollout_id: str) -> None:
     address, shown = {
         "runs": ("", ".row"),
         "groups": ("?group=1", ".row.group"),
-        "batches": ("batches", ".sheet tr"),
+        "batches": ("batches", ".sheet tbody tr"),
         "batch": ("batches/tuesday", ".line .cell"),
         "compare": ("compare/monday/tuesday", ".verdictline"),
         "try": ("try", ".examples button[aria-pressed=true]"),

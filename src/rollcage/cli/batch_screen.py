@@ -133,8 +133,8 @@ class BatchScreen:
         table = Table(box=None, padding=(0, GAP, 0, 0), header_style="dim", pad_edge=False)
         titles = ["task", "model", *headings(report.n)]
         fitting = _fitting(titles, rows, self._console.width)
-        for at in fitting:
-            table.add_column(titles[at], justify="left" if at < 2 else "right", no_wrap=True)
+        for at, width in fitting.items():
+            table.add_column(titles[at], justify="left" if at < 2 else "right", no_wrap=True, width=width)
         for number, row in enumerate(rows):
             if number == len(shown) < len(report.tasks):
                 table.add_row(Text(f"{len(report.tasks) - len(shown)} more", style="dim"))
@@ -142,12 +142,13 @@ class BatchScreen:
         return Group(*lines, table)
 
 
-def _fitting(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """The columns that there is room for: names are cut short before numbers go, and a number is never cut."""
-    need = [max(cell_len(row[at]) for row in (titles, *rows)) for at in range(len(titles))]
-    need[:2] = [min(need[0], NAME), min(need[1], NAME)]
-    left = list(range(len(titles)))
+def _fitting(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> dict[int, int]:
+    """The columns that there is room for, and how wide: names are cut short before numbers go; no number is cut."""
+    whole = [max(cell_len(row[at]) for row in (titles, *rows)) for at in range(len(titles))]
+    need = {at: min(each, NAME) if at < 2 else each for at, each in enumerate(whole)}
     for at in (titles.index(name) for name in GO_FIRST if name in titles):
-        if sum(need[each] + GAP for each in left) - GAP > width:
-            left.remove(at)
-    return left
+        if sum(need.values()) + GAP * len(need) > width:
+            del need[at]
+    for at in (0, 1):  # what is left is for names
+        need[at] = max(1, min(whole[at], need[at] + width - sum(need.values()) - GAP * len(need)))
+    return need
