@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ class Two(unittest.TestCase):
             self.assertEqual(file.read(), "two\\n")
 """
 SCRIPTED = """test "$(untrusted cat two.txt)" = two && echo '{"reward": 0.5, "style": 1}' > ${REWARD_FILE%.txt}.json"""
-STYLES = {
+STYLES: dict[str, tuple[dict[str, Any], float | None]] = {
     "commands": ({"verify": ("test -e two.txt", "test -e three.txt")}, 0.5),
     "checks": ({"checks": (Check(kind="unittest", path="test_it.py"),), "tests": {"test_it.py": TESTED}}, 1.0),
     "script": ({"test_script": SCRIPTED, "isolate": True}, 0.5),
