@@ -279,3 +279,14 @@ def test_the_command_line_runs_a_folder_and_tells_its_notices(tmp_path: Path) ->
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["reward"] == 1 and "shade, environment.weather" in ended.stderr
+
+
+@pytest.mark.anyio
+async def test_what_we_keep_at_home_is_not_the_agent_s_work_where_that_is_its_workdir(runner: Runner) -> None:
+    file = load(FOLDERS / "greeting")
+    task = file.task.model_copy(update={"workdir": "/root", "instruction": "echo hi > /root/mine"})
+    job = Job(task=task, model=NO_MODEL, agent=AgentSpec(name="shell"), sandbox=file.sandbox)
+    ended = await runner.wait(await runner.start(job))
+    assert [path for path in ended.files if ".rollcage" in path] == []
+    assert any(path.endswith("mine") for path in ended.files)
+    assert ".rollcage" not in (ended.patch or "")

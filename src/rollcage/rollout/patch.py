@@ -38,6 +38,7 @@ _ENVIRONMENT = {
 _EMPTY = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 """The tree with nothing in it, which git knows in every repository."""
 _PATHS = " ".join(f"':(exclude,glob)**/{name}' ':(exclude,glob)**/{name}/**'" for name in SKIPPED)
+_PATHS += " ':(top,exclude).rollcage/before.git'"  # where the workdir is home itself
 
 _MAKE = r"""
 mkdir -p -- "$GIT_DIR/objects" "$GIT_DIR/refs" "$GIT_DIR/info" || exit 5

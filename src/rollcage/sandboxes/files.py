@@ -13,6 +13,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from rollcage.errors import SandboxError
 from rollcage.sandboxes.base import PATH, SHELL, CapturedOutput, Sandbox, Tail, tail
+from rollcage.types import HOME
 
 SKIPPED = (".git", "__pycache__", "node_modules", ".venv")
 """Folders whose content is nobody's work."""
@@ -44,6 +45,8 @@ async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: flo
     `before`: shell text that is run first, in the same process, with the folder as its `$1`; its failure is an error.
     """
     prune = [word for name in SKIPPED for word in ("-name", name, "-o")][:-1]
+    if folder in (HOME, "/root"):  # what we keep at home is nobody's work either
+        prune += ["-o", "-path", "./.rollcage"]
     look = ["find", ".", "(", *prune, ")", "-prune", "-o", "!", "-type", "d", "-printf", r"%y %s %P\0"]
     # One process for both: it lists, and packs what it is then told to. A row without a name ends the listing.
     pack = "exec tar --create --ignore-failed-read --no-recursion --null --files-from=- --file=-"
