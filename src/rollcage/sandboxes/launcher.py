@@ -5,6 +5,7 @@ asker's own; nothing here waits for it to be well-behaved.
 """
 
 from __future__ import annotations
+import __future__
 
 import marshal
 import os
@@ -26,11 +27,12 @@ from rollcage.sandboxes.inside import kernel, untrusted
 from rollcage.sandboxes.inside.orders import ASK_S, MOST_AT_ONCE, TOOLS, LaunchOrder, OrderTerms, take_order
 
 _LAUNCHER = f"""#!
-import sys
+import posix, sys
 sys.path.insert(0, {TOOLS!r})
 from untrusted import main
-sys.exit(main(sys.argv[1:]))
+posix._exit(main(sys.argv[1:]))
 """
+_ANNOTATIONS = "from __future__ import annotations\n"
 
 
 class Launching(Protocol):
@@ -62,7 +64,9 @@ def compiled(max_output: int) -> dict[str, str]:
     A Python of another version, which has another name for it, compiles the module for itself.
     """
     text = tools(max_output)["untrusted.py"]
-    code = marshal.dumps(compile(text, f"{TOOLS}/untrusted.py", "exec", dont_inherit=True))
+    text = text.replace(_ANNOTATIONS, "\n")  # told to the compiler, and not looked for at each start
+    flags = __future__.annotations.compiler_flag
+    code = marshal.dumps(compile(text, f"{TOOLS}/untrusted.py", "exec", flags, dont_inherit=True))
     unchecked = (1).to_bytes(4, "little") + bytes(8)
     name = f"__pycache__/untrusted.{sys.implementation.cache_tag}.pyc"
     return {name: (MAGIC_NUMBER + unchecked + code).hex()}
