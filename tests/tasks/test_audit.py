@@ -153,6 +153,8 @@ async def test_doing_nothing_that_pays_is_found_and_a_floor_allows_it(runner: Ru
 async def test_a_reference_that_does_not_earn_1_or_not_always_is_found(runner: Runner) -> None:
     failing = await audit(runner, calc(verify=("test -f calc.py", "false")), "empty")
     assert "reference_fails" in kinds(failing)
+    broken = await audit(runner, calc(solution_script="echo no such tool >&2; exit 3"), "empty")
+    assert any(each.kind == "reference_fails" and "no such tool" in each.what for each in broken.findings)
     random = 'echo 0; test ! -f calc.py || echo 0.$(od -An -N4 -tu4 /dev/urandom | tr -d " ")'
     flaky = await audit(runner, calc(verify=(f'({random}) | tail -n 1 > "$REWARD_FILE"',)), "empty", repeat=3)
     assert "flaky" in kinds(flaky)

@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from rollcage.errors import TaskError
+from rollcage.api.run import read
+from rollcage.errors import TaskError, UsageError
 from rollcage.results.fold import Rollout
 from rollcage.runner import Runner
+from rollcage.sandboxes.images.catalog import ImageStore
+from rollcage.sandboxes.layers import LayerStore
 from rollcage.settings import Settings
 from rollcage.store import Store
 from rollcage.tasks import load, open_source
@@ -46,6 +49,7 @@ def test_a_folder_of_folders_is_a_source_and_says_what_cannot_run() -> None:
     for name, words in REFUSED.items():
         assert words in found[name].problem and name in found[name].problem
     assert "rollcage image build" in found["dockerfile"].why_not(lambda name: False)
+    assert "run with --build" in found["dockerfile"].why_not(lambda name: False)
     assert not found["greeting"].why_not(lambda name: False) and found["greeting"].size > 100
 
 
@@ -59,6 +63,19 @@ def test_fields_come_to_what_a_task_has() -> None:
     old = load(FOLDERS / "terminal-bench-1").task
     assert old.instruction == "Make the file /app/old." and old.limits.agent_timeout_s == 90
     assert any("shade, environment.weather" in notice for notice in load(FOLDERS / "unknown-fields").notices)
+
+
+def test_in_python_a_folder_may_be_named_by_a_text_and_every_other_text_is_an_instruction(tmp_path: Path) -> None:
+    folder = copied(tmp_path, "greeting").rename(tmp_path / "a task of mine")
+    assert read(str(folder)).task.id == "rollcage/greeting"
+    for text in (str(tmp_path), "x" * 5000, "a/" + "y" * 300, "a\0b"):
+        assert read(text).task.instruction == text and not read(text).task.id
+
+
+def test_an_image_that_was_not_built_is_told_with_what_builds_it(tmp_path: Path) -> None:
+    images = ImageStore(tmp_path / "images", LayerStore(tmp_path / "layers"))
+    with pytest.raises(UsageError, match=r"^the image of this task's Dockerfile is not here.*; run with --build"):
+        images.get(load(FOLDERS / "dockerfile").sandbox.template)
 
 
 def test_scripts_that_fetch_something_are_told_by_line_before_they_run(tmp_path: Path) -> None:

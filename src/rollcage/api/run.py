@@ -30,7 +30,7 @@ T = TypeVar("T")
 TaskSet = Sequence["str | Task | TaskFile | Path"]
 """Sources of tasks, and tasks."""
 Work = str | Task | TaskFile | Path
-"""What to do: an instruction, a task, or the path of a task file."""
+"""What to do: an instruction, a task, or the path of a task file or folder."""
 
 
 def run(
@@ -68,8 +68,8 @@ async def arun(
 ) -> Rollout:
     """Run one rollout to its end and give it back, whatever its outcome; UsageError where it makes no sense.
 
-    `task`: an instruction, a `Task`, what `load` gave, or the path of a task file (a text that is one word and ends in
-    `.toml` or `.json` is one).
+    `task`: an instruction, a `Task`, what `load` gave, or the path of a task file or folder (a text is one that names a
+    folder with a task in it, or is one word and ends in `.toml` or `.json`).
     `runner`: one that `open_runner` gave, where many rollouts share it; else this opens one on your log.
     `settings`: instead of what the environment says.
     `arguments`: those of `RolloutRequest`, by the names they have over HTTP and on the command line; they win over what
@@ -261,9 +261,20 @@ def read(task: Work) -> TaskFile:
         return task
     if isinstance(task, Task):
         return TaskFile(path=Path(), task=task)
-    if isinstance(task, Path) or (task.endswith((".toml", ".json")) and len(task.split()) == 1):
+    if isinstance(task, Path) or (task.endswith((".toml", ".json")) and len(task.split()) == 1) or _is_folder(task):
         return load_task(task)
     return TaskFile(path=Path(), task=Task(instruction=task))
+
+
+def _is_folder(text: str) -> bool:
+    """Whether a text is the path of a task folder."""
+    from rollcage.tasks.harbor import is_folder_task
+
+    try:
+        return bool(text) and is_folder_task(Path(text))
+    except OSError:
+        # Longer than any name: an instruction.
+        return False
 
 
 def _in_a_loop() -> bool:

@@ -185,12 +185,10 @@ def _about_references(references: Sequence[Probed]) -> list[AuditFinding]:
         ]
     worst = references[0]
     if worst.reward is None or worst.reward < 1:
-        how = (
-            f"earns {worst.reward:g}"
-            if worst.reward is not None
-            else f"no reward ({worst.error or worst.outcome.value})"
-        )
-        return [_found("reference_fails", worst, f"the reference solution: {how}")]
+        how = "no reward" if worst.reward is None else f"earns {worst.reward:g}"
+        why = worst.error or (worst.outcome.value if worst.reward is None else "")
+        told = f"the reference solution: {how}" + (f" ({why})" if why else "")
+        return [_found("reference_fails", worst, told)]
     return []
 
 

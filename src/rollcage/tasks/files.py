@@ -126,7 +126,7 @@ def _parsed(path: Path, text: str) -> JsonObject:
         elif path.suffix == ".toml":
             data = tomllib.loads(text)
         else:
-            raise TaskError(f"{path}: a task file ends in .toml or .json")
+            raise TaskError(f"{path}: a task file ends in .toml or .json; rollcage eval takes sets of tasks")
     except (ValueError, RecursionError) as error:
         kind = path.suffix[1:].upper()
         raise TaskError(f"{path}: is no valid {kind}: {str(error) or 'nested too deeply'}") from error

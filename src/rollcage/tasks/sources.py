@@ -72,9 +72,8 @@ class SourcedTask(Value):
             return self.problem or "it cannot be read"
         for template in self.images if self.file.sandbox.backend == SandboxSpec().backend else ():
             if not has_image(template):
-                return f"there is no image {template!r} here" + (
-                    f"; rollcage image build {self.where}" if template.startswith(f"{HARBOR}-") else ""
-                )
+                built = f"; run with --build, or first: rollcage image build {self.where}"
+                return f"there is no image {template!r} here" + (built if template.startswith(f"{HARBOR}-") else "")
         return ""
 
 

@@ -28,6 +28,8 @@ PART = "image"
 """The names of parts begin with it."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_OF_A_FOLDER = re.compile(r"harbor-[0-9a-f]{24}")
+"""Images of task folders: nobody names them, they are the digest of what they are built from."""
 
 
 class Image(Value):
@@ -73,6 +75,9 @@ class ImageStore:
                 raise SetupError(
                     f"image {name!r}: {path} cannot be read; make it again: rollcage image build"
                 ) from error
+        if _OF_A_FOLDER.fullmatch(name):
+            remedy = "run with --build, or make it first: rollcage image build TASK_FOLDER"
+            raise UsageError(f"the image of this task's Dockerfile is not here: {name!r}", remedy=remedy)
         known = ", ".join(self.names()) or "none yet"
         remedy = f"known: {known}; make one: rollcage image build NAME_OR_TASK_FOLDER (or run with --build), "
         remedy += "or rollcage image import NAME DIR_OR_TAR"
