@@ -206,7 +206,7 @@ def test_layers_that_are_not_what_the_image_says_are_refused(tmp_path: Path) -> 
         _unpacked(half, tmp_path / "2")
     foreign = a_configuration(layers, architecture="s390x")
     for number, files in enumerate((docker_files(layers, foreign), oci_files(layers, foreign))):
-        with pytest.raises(UsageError, match=r"image for linux/s390x|holds 0 images for"):
+        with pytest.raises(UsageError, match=r"image for linux/s390x|holds 0 images for \w+ \(linux/s390x\)"):
             _unpacked(packed(files, tmp_path / "foreign.tar"), tmp_path / f"foreign-{number}")
 
 

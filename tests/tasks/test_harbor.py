@@ -48,6 +48,7 @@ def test_a_folder_of_folders_is_a_source_and_says_what_cannot_run() -> None:
     assert {name for name, task in found.items() if task.problem} == set(REFUSED)
     for name, words in REFUSED.items():
         assert words in found[name].problem and name in found[name].problem
+    assert found["greeting"].verifier == found["several-steps"].verifier == "commands"
     assert "rollcage image build" in found["dockerfile"].why_not(lambda name: False)
     assert "run with --build" in found["dockerfile"].why_not(lambda name: False)
     assert not found["greeting"].why_not(lambda name: False) and found["greeting"].size > 100

@@ -41,10 +41,11 @@ class SourcedTask(Value):
         if self.file is None:
             return "none"
         task = self.file.task
+        judged = (task, *(step.task for step in task.steps))
         kinds = {
-            "checks": bool(task.checks),
-            "script": bool(task.test_script),
-            "commands": bool(task.verify),
+            "checks": any(each.checks for each in judged),
+            "script": any(each.test_script for each in judged),
+            "commands": any(each.verify for each in judged),
             "remote": bool(task.verifier or self.file.environment),
         }
         return "+".join(kind for kind, there in kinds.items() if there) or "none"

@@ -199,7 +199,9 @@ def _indexed(files: ImageFiles) -> SavedImage:
             return _manifested(files, found, blob)
         fitting = [each for each in found.manifests if _fits(each.platform)]
         if len(fitting) != 1:
-            refuse(f"it holds {len(fitting)} images for {_machine()}; save one by itself")
+            named = [each.platform for each in found.manifests if each.platform and each.platform.os != "unknown"]
+            there = ", ".join(f"{platform.os}/{platform.architecture}" for platform in named)[:200] or "none named"
+            refuse(f"it holds {len(fitting)} images for {_machine()} ({there}); save one by itself")
         name, digest, depth = blob(fitting[0].digest), _hex(fitting[0].digest), depth + 1
         if depth > _MOST_INDEXES:
             refuse("its index leads to an index, and so on")
