@@ -205,3 +205,18 @@ def test_a_narrow_terminal_goes_without_columns_and_cuts_no_number(width: int, t
     assert {"mean", "pass@12", "done"} <= set(titles) and ("time" in titles) == (width >= 100), titles
     numbers = " ".join(line.split("scripted")[1] for line in lines if "scripted" in line)
     assert "0.500" in numbers and "1/12" in numbers and "…" not in numbers, lines
+
+
+async def test_lines_say_when_a_model_goes_away_and_when_it_is_back(tmp_path: Path) -> None:
+    plan = BatchPlan(name="b", tasks=(TaskRef(id="t", digest="d"),), models=("m",), n=1)
+    view = BatchView([BatchEntry(1, 1.0, "planned", plan.model_dump(mode="json")), BatchEntry(2, 2.0, "began", {})], [])
+    said = io.StringIO()
+    shown = BatchScreen(Settings.from_environ({"HOME": str(tmp_path)}), quiet=False)
+    shown._console.file, shown._console.width = said, 80
+    for kind in ("back", "paused", "paused", "back"):
+        view.apply(BatchEntry(3, 3.0, kind, {"model": "m", "why": "connection refused"}))
+        await shown.show(view, True)
+    assert [line.split(":")[0] for line in said.getvalue().splitlines()] == ["! paused", "! goes on"], said.getvalue()
+    shown.finish(view.report())
+    titles = next(line for line in said.getvalue().splitlines() if line.startswith("task"))
+    assert titles.count("pass@") == 1, "of one sample each, pass@k is pass@1"

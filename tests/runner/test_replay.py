@@ -163,6 +163,16 @@ def test_times_and_ids_are_no_difference_and_words_are() -> None:
     assert found and found.path == "messages[0].content"
 
 
+def test_what_an_engine_adds_to_its_answer_is_no_difference_when_the_agent_sends_it_back() -> None:
+    def request(message: dict[str, object], **call: object) -> dict[str, object]:
+        calls = [{"id": "c1", "type": "function", "function": {"name": "bash", "arguments": "{}"}, **call}]
+        return {"messages": [{"role": "assistant", "content": "", "tool_calls": calls, **message}]}
+
+    assert difference(request({"annotations": [], "audio": None}, index=0), request({})) is None
+    found = difference(request({"annotations": []}, index=0), request({"content": "Done."}))
+    assert found and found.path == "messages[0].content"
+
+
 CURL = """curl -sf $OPENAI_BASE_URL/{path} -H "Authorization: Bearer $OPENAI_API_KEY" -d '{body}' > said"""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.cells import cell_len
@@ -41,6 +41,8 @@ class BatchScreen:
         self._cells: set[str] = set()
         """Cells that have a result: one that is run again counts once."""
         self._seen = 0
+        self._away: dict[str, str] = {}
+        """Models that were told to be away, and why."""
         self.view: BatchView | None = None
 
     def begin(self, view: BatchView) -> None:
@@ -79,6 +81,8 @@ class BatchScreen:
                 self._told.add(row.rollout_id)
                 self._cells.add(row.cell)
                 self._line(self._row(row, len(self._cells), view.plan.size))
+        if view.status == "running":
+            self._tell_away(view.paused)
 
     def finish(self, report: BatchReport) -> None:
         """What it came to."""
@@ -102,6 +106,16 @@ class BatchScreen:
 
     def _line(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True)
+
+    def _tell_away(self, paused: Mapping[str, str]) -> None:
+        """Who reads lines is told of a model that went away, and once more when it is back."""
+        for model, why in paused.items():
+            if model not in self._away:
+                self.note(f"paused: {one_line(model, 100)} is asked until it is back: {one_line(why, 300)}")
+        for model in self._away:
+            if model not in paused:
+                self.note(f"goes on: {one_line(model, 100)} is back")
+        self._away = dict(paused)
 
     def _row(self, row: BatchRow, number: int, size: int) -> Text:
         earned = "no reward" if row.reward is None else f"reward {reward_text(row.reward)}"

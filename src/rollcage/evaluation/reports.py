@@ -27,12 +27,12 @@ def interval(low: float | None, high: float | None) -> str:
 
 
 def cells(of: Statistics) -> list[str]:
-    """The `COLUMNS` of one line."""
+    """The `COLUMNS` of one line, as `headings` names them."""
     return [
         number(of.mean),
         interval(of.low, of.high),
         number(of.pass_at_1),
-        number(of.pass_at_k),
+        *([number(of.pass_at_k)] if of.k > 1 else []),
         f"{of.done}/{of.total}",
         str(of.broken),
         f"{of.tokens:,}",
@@ -41,8 +41,8 @@ def cells(of: Statistics) -> list[str]:
 
 
 def headings(k: int) -> list[str]:
-    """The same as titles."""
-    return [f"pass@{k}" if name == "pass@k" else name for name in COLUMNS]
+    """The same as titles; of one sample each there is but one pass@k."""
+    return [f"pass@{k}" if name == "pass@k" else name for name in COLUMNS if k > 1 or name != "pass@k"]
 
 
 def who(of: Statistics) -> str:

@@ -60,8 +60,10 @@ def blurred(value: Any) -> Any:
     if isinstance(value, str):
         return _VOLATILE.sub("~", value)
     if isinstance(value, dict):
-        # Null is the same as not said: some agents send a whole answer back, with all that it has not.
-        said = {name: each for name, each in value.items() if each is not None and name not in ("id", "tool_call_id")}
+        # Some agents send a whole answer back as their engine shaped it: null and an empty list are the same as not
+        # said, and a call's number in its list says nothing more.
+        unsaid = ("id", "tool_call_id", "index") if "function" in value else ("id", "tool_call_id")
+        said = {name: each for name, each in value.items() if each not in (None, [], ()) and name not in unsaid}
         return {name: blurred(each) for name, each in said.items()}
     return [blurred(each) for each in value] if isinstance(value, list | tuple) else value
 
