@@ -165,10 +165,10 @@ class StubNode:
 
         return Welcome(version("rollcage"), 0, b"", True, frozenset())
 
-    async def exchange(self, acknowledged: int) -> NodeNews:
+    async def exchange(self, heard: int, acknowledged: int) -> NodeNews:
         self._pace.exchanges += 1
         self._outbox.acknowledge(acknowledged)
-        return NodeNews(await self._outbox.news(15 if self._pace.seconds else 3), Load(self._running), [])
+        return NodeNews(heard + 1, await self._outbox.news(15 if self._pace.seconds else 3), Load(self._running), [])
 
     async def run(self, order: Order, key: str) -> None:
         self._running += 1

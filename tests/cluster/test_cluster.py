@@ -13,11 +13,13 @@ import anyio
 import pytest
 
 from rollcage.cluster.head import Head
+from rollcage.cluster.messages import Hello
 from rollcage.cluster.node import NodeHost
 from rollcage.cluster.outbox import WINDOW, Outbox
 from rollcage.errors import StoreError
 from rollcage.events import Requeued, StageStarted
 from rollcage.runner import Registry, Runner
+from rollcage.settings import Settings
 from rollcage.simulators import ScriptedModel
 from rollcage.store import Store
 from rollcage.types import NO_MODEL, AgentSpec, Blame, Job, Outcome, ScriptedTurn, Stage, Task
@@ -147,6 +149,33 @@ async def test_a_node_that_is_cut_off_stops_by_itself_and_only_then_another_begi
         rollout = await cluster.wait(rollout_id)
     assert rollout.outcome is Outcome.FINISHED and second.orders[0].attempt == 2
     assert (await kinds(store, rollout_id)).count("requeued") == 1
+
+
+async def test_questions_whose_answers_get_lost_do_not_keep_a_node_alive(
+    backends: Registry, machines: Machines, tmp_path: Path
+) -> None:
+    machine = machines.add("a")
+    link = machines.connect(machine.info, 1)
+    await link.open(Hello(1, 1.0, Settings(home=tmp_path), str(tmp_path), "none"))
+    host = machine.host
+    assert host is not None
+    news = await link.exchange(0, 0)
+    for _ in range(3):  # heard: the lease begins anew
+        await anyio.sleep(0.3)
+        news = await link.exchange(news.number, 0)
+    with anyio.move_on_after(300):
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                while True:
+                    await link.exchange(news.number, 0)
+                    await anyio.sleep(0.01)
+
+            tasks.start_soon(ask)
+            assert "not heard" in await host.ended()
+            tasks.cancel_scope.cancel()
+            return
+    raise AssertionError("it goes on, and the head has long given its rollouts to another")
 
 
 async def test_a_node_that_answers_again_in_time_has_lost_nothing(

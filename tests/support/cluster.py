@@ -103,8 +103,8 @@ class DirectLink:
         welcome = await (await self._reach()).open(hello)
         return welcome._replace(port=0)  # one process has no lifeline to itself
 
-    async def exchange(self, acknowledged: int) -> NodeNews:
-        batch = await (await self._reach()).exchange(acknowledged)
+    async def exchange(self, heard: int, acknowledged: int) -> NodeNews:
+        batch = await (await self._reach()).exchange(heard, acknowledged)
         await self._reach()
         return batch
 

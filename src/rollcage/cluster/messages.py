@@ -17,7 +17,7 @@ class Hello(NamedTuple):
     places: int
     """Rollouts that may run there at once."""
     lease_s: float
-    """It stops everything when it has not heard the head for so long."""
+    """It stops everything when the head has heard nothing of it for so long."""
     settings: Settings
     """The head's, but for keys of models and of its server."""
     home: str
@@ -98,6 +98,8 @@ class Load(NamedTuple):
 class NodeNews(NamedTuple):
     """What a node answers when the head asks for news."""
 
+    number: int
+    """1, 2, 3 ... since the node began."""
     parcels: list[Parcel]
     load: Load
     deltas: list[tuple[str, Delta | None]]
@@ -110,8 +112,10 @@ class NodeLink(Protocol):
     async def open(self, hello: Hello) -> Welcome:
         """Begin."""
 
-    async def exchange(self, acknowledged: int) -> NodeNews:
-        """Everything up to this number is in the log; what else is there? Waits a moment for news.
+    async def exchange(self, heard: int, acknowledged: int) -> NodeNews:
+        """News of this number were heard, and parcels up to that one are in the log; what else is there?
+
+        Waits a moment for news.
 
         TimeoutError where the node cannot be reached just now.
         """

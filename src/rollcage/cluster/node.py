@@ -1,7 +1,7 @@
 """One node of a cluster: its boxes, its gateway, the rollouts that run there. It knows nothing of Ray.
 
-What rollouts log goes to the head; what counts is waited for until it is on the head's disk. A node that has not heard
-its head for the lease's time, or whose head's process ended, stops everything it runs and ends.
+What rollouts log goes to the head; what counts is waited for until it is on the head's disk. A node that the head has
+not heard for the lease's time, or whose head's process ended, stops everything it runs and ends.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class NodeHost:
         self._watching: set[asyncio.Task[None]] = set()
         self._serving: asyncio.Task[None] | None = None
         self._over, self._idle = asyncio.Event(), asyncio.Event()
-        self._heard = time.monotonic()
+        self._told: dict[int, float] = {}
+        """When news were told, by number, since the last that the head says it has heard."""
+        self._number, self._heard = 0, time.monotonic()
         self._secret = secrets.token_bytes(32)
         self._why = ""
 
@@ -83,14 +85,22 @@ class NodeHost:
             scope.cancel()
         self._over.set()
 
-    async def exchange(self, acknowledged: int) -> NodeNews:
-        """The head has everything up to this number; what else there is."""
-        self._heard = time.monotonic()
+    async def exchange(self, heard: int, acknowledged: int) -> NodeNews:
+        """The head has heard the news of this number, and has all parcels up to that one; what else there is.
+
+        The lease counts from when heard news were told. A question alone proves nothing: it may have been under way for
+        long, and its answer may get lost.
+        """
+        self._heard = max(self._heard, self._told.get(heard, 0.0))
+        self._told = {number: at for number, at in self._told.items() if number > heard}
         self._outbox.acknowledge(acknowledged)
         parcels = await self._outbox.news(self._wait_s, lambda: bool(self._deltas))
         deltas, self._deltas = self._deltas, []
         gate = self._registry.gateway.gate
-        return NodeNews(parcels, Load(len(self._running), gate.running, gate.waiting, os.getloadavg()[0]), deltas)
+        self._number += 1
+        self._told[self._number] = time.monotonic()
+        load = Load(len(self._running), gate.running, gate.waiting, os.getloadavg()[0])
+        return NodeNews(self._number, parcels, load, deltas)
 
     async def run(self, order: Order, key: str) -> None:
         """Run a rollout to its end: when this returns the head has its last entry, or never will."""
@@ -172,12 +182,12 @@ class NodeHost:
     async def _serve(self, hello: Hello, ready: asyncio.Future[Welcome]) -> None:
         try:
             settings = settings_on_node(hello)
-            self._wait_s, self._heard = hello.lease_s / 4, time.monotonic()
+            self._wait_s = hello.lease_s / 4
             self._shared = (settings.home / hello.marker).exists()
             self._goods = Goods(provider(settings).images, WorkStore(settings.trees_dir, 2 << 30))
             server = await asyncio.start_server(self._lifeline, self._address, 0)
             async with self._open_registry(settings, hello) as self._registry:
-                port = server.sockets[0].getsockname()[1]
+                port, self._heard = server.sockets[0].getsockname()[1], time.monotonic()
                 ready.set_result(Welcome(version("rollcage"), port, self._secret, self._shared, self._goods.held))
                 await self._keep_lease(hello.lease_s)
                 if self._running:
@@ -192,13 +202,13 @@ class NodeHost:
                 ready.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
 
     async def _keep_lease(self, lease_s: float) -> None:
-        """Return when this node is to end: it was told so, or has not heard the head for too long."""
+        """Return when this node is to end: it was told so, or the head may take it for lost."""
         while (left := self._heard + lease_s - time.monotonic()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._over.wait()
                     return
-        self.stop(f"the head was not heard for {lease_s:g} s")
+        self.stop(f"the head has not heard it for {lease_s:g} s")
 
     async def _lifeline(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A connection that the head holds open: it breaks at once when the head's process ends."""

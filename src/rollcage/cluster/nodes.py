@@ -33,6 +33,8 @@ from rollcage.settings import EndpointSettings, OtlpSettings, Settings
 
 LOOK_S = 1.0
 """How often Ray is asked which nodes there are."""
+GRACE = 0.1
+"""How much longer than its lease a node is waited for, of the lease: it has to stop what it ran."""
 START_S = 300.0
 """How long a node may take to begin."""
 
@@ -169,9 +171,8 @@ class ClusterNodes:
     def _consider(self, key: str, info: NodeInfo) -> None:
         if key in self.all:
             node = self.all[key]
-            if node.state in ("ready", "draining") and (node.state == "draining") is not info.draining:
-                node.state = "draining" if info.draining else "ready"
-                self.on_change()
+            if node.state in ("ready", "draining"):
+                self._set_state(node, "draining" if info.draining else "ready")
             return
         suits = self._options.labels.items() <= info.labels.items() and not info.draining
         places = self._places(info) if suits and key not in self._resting else 0
@@ -264,27 +265,34 @@ class ClusterNodes:
         return "its process ended"
 
     async def _follow(self, node: Node, *, lifeline: bool) -> str:
-        acknowledged, heard, lease_s = 0, time.monotonic(), self._options.lease_s
+        number, acknowledged, heard, lease_s = 0, 0, time.monotonic(), self._options.lease_s
         while True:
+            # What it ran it has stopped by then: its lease counts from when it told what was heard last.
+            left = heard + lease_s * (1 + GRACE) + LOOK_S - time.monotonic()
             try:
-                batch = await node.link.exchange(acknowledged)
+                with anyio.fail_after(max(0.0, left)):
+                    batch = await node.link.exchange(number, acknowledged)
             except TimeoutError:
-                if time.monotonic() - heard > lease_s / 2:
-                    # It may have heard the last question: it is asked no more, and stops when its lease is over.
-                    node.state = "unreachable"
-                    self.on_change()
-                    await anyio.sleep(lease_s + LOOK_S)
+                if left <= 0:
                     return f"it could not be reached for {time.monotonic() - heard:.0f} s"
+                self._set_state(node, "unreachable")
                 await anyio.sleep(lease_s / 50)
                 continue
             except NodeLost as error:
                 if lifeline:
                     # A process that ended breaks its lifeline at once; one that is out of reach runs until its lease.
-                    await anyio.sleep(max(0.0, heard + lease_s + LOOK_S - time.monotonic()))
+                    await anyio.sleep(max(0.0, left))
                 return str(error)
-            heard = time.monotonic()
+            number, heard = batch.number, time.monotonic()
+            if node.state == "unreachable":
+                self._set_state(node, "ready")
             with anyio.CancelScope(shield=True):
                 acknowledged = await self._taken(node, batch, acknowledged)
+
+    def _set_state(self, node: Node, state: str) -> None:
+        if node.state != state:
+            node.state = state
+            self.on_change()
 
     async def _taken(self, node: Node, batch: NodeNews, acknowledged: int) -> int:
         """Put a node's news into the log; the number of the last."""

@@ -29,7 +29,7 @@ class Cluster(Value):
     labels: dict[str, str] = {}
     """Only nodes with these Ray labels are used."""
     lease_s: float = Field(default=60.0, ge=0.5)
-    """A node that has not heard the head for so long stops what it runs; only then others begin it anew. A process that
+    """A node that the head has not heard for so long stops what it runs; only then others begin it anew. A process that
     ended is known at once: this is for machines that are out of reach."""
     node_home: str = ""
     """Where nodes keep layers and boxes; empty: where each one's own settings say (`ROLLCAGE_HOME`)."""

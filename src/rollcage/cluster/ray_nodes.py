@@ -43,9 +43,9 @@ class NodeActor:
         await self._host.ended()
         os._exit(0)
 
-    async def exchange(self, acknowledged: int) -> NodeNews:
+    async def exchange(self, heard: int, acknowledged: int) -> NodeNews:
         """See `NodeHost`."""
-        return await self._host.exchange(acknowledged)
+        return await self._host.exchange(heard, acknowledged)
 
     async def run(self, order: Order, key: str) -> None:
         """See `NodeHost`."""
@@ -83,9 +83,9 @@ class RayLink:
         found: Welcome = await _answer(self._actor.open.remote(hello), None)
         return found
 
-    async def exchange(self, acknowledged: int) -> NodeNews:
+    async def exchange(self, heard: int, acknowledged: int) -> NodeNews:
         """News."""
-        found: NodeNews = await _answer(self._actor.exchange.remote(acknowledged), self._lease_s / 2)
+        found: NodeNews = await _answer(self._actor.exchange.remote(heard, acknowledged), self._lease_s / 2)
         return found
 
     async def run(self, order: Order, key: str) -> None:
