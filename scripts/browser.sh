@@ -9,9 +9,8 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
   exit 0
 fi
 echo "setup: installing chromium"
-export DEBIAN_FRONTEND=noninteractive
 log=.venv/browser.log
-if ! { apt-get update && apt-get install -y --no-install-recommends chromium; } >"$log" 2>&1; then
+if ! scripts/apt.sh "$log" chromium; then
   tail -n 5 "$log" >&2
   echo "setup: chromium could not be installed; the web page is not tested" >&2
 fi

@@ -17,10 +17,6 @@ command -v apt-get >/dev/null || stop "missing: ${missing[*]}; install them with
 [ "$(id -u)" = 0 ] || stop "missing: ${missing[*]}; run: sudo apt-get install -y ${missing[*]}"
 
 printf 'container: installing %s\n' "${missing[*]}"
-export DEBIAN_FRONTEND=noninteractive
 log="$(mktemp)"
 trap 'rm -f "$log"' EXIT
-for step in "update" "install -y --no-install-recommends ${missing[*]}"; do
-  # shellcheck disable=SC2086 # the words of a step are arguments
-  apt-get $step >"$log" 2>&1 || stop "apt-get $step failed: $(tail -n 3 "$log" | tr -s '[:space:]' ' ')"
-done
+"$(dirname "$0")/apt.sh" "$log" "${missing[@]}" || stop "apt-get failed: $(tail -n 3 "$log" | tr -s '[:space:]' ' ')"

@@ -29,9 +29,11 @@ system() {
     stop "missing: $*; run: sudo apt-get install -y $* - then run it again"
   fi
   say "installing $*"
-  export DEBIAN_FRONTEND=noninteractive
-  quietly apt-get update
-  quietly apt-get install -y --no-install-recommends "$@"
+  mkdir -p .venv
+  if ! scripts/apt.sh "$log" "$@"; then
+    tail -n 15 "$log" >&2
+    stop "failed: apt-get install $* (all of its output is in $log)"
+  fi
 }
 
 python_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
