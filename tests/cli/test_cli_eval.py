@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,7 +25,7 @@ from rollcage.evaluation.rows import BatchEntry, BatchRow
 from rollcage.settings import Settings
 from rollcage.store import Store
 from rollcage.store.batches import batch_rows
-from rollcage.types import Outcome
+from rollcage.types import Outcome, Stage
 from support.commands import environ, rest, rollcage, rollcage_running, until
 
 EVAL = ["eval", "tasks", "-m", "scripted", "--agent", "shell"]
@@ -120,9 +121,11 @@ def test_killed_at_random_moments_nothing_is_lost_and_nothing_is_run_twice(home:
             command, env=environ(home), cwd=home, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         assert child.stdout
-        # A number of lines is a moment in the batch's life, however slow the machine is.
+        # A number of lines is a moment in the batch's life, however slow the machine is; then it is any moment
+        # of what comes next.
         for _ in range(chance.randint(1, 3)):
             child.stdout.readline()
+        time.sleep(chance.random() * 0.5)
         child.kill()
         child.communicate()
         found = anyio.run(rows, home, "killed")
@@ -205,6 +208,24 @@ def test_a_narrow_terminal_goes_without_columns_and_cuts_no_number(width: int, t
     assert {"mean", "pass@12", "done"} <= set(titles) and ("time" in titles) == (width >= 100), titles
     numbers = " ".join(line.split("scripted")[1] for line in lines if "scripted" in line)
     assert "0.500" in numbers and "1/12" in numbers and "…" not in numbers, lines
+
+
+def test_the_live_table_says_what_runs_by_task_and_model(tmp_path: Path) -> None:
+    plan = BatchPlan(name="b", tasks=(TaskRef(id="t", digest="d"), TaskRef(id="u", digest="d")), models=("m",), n=3)
+    open_row = (Stage.AGENT, None, None, None, 1, 1, 1, 1.0, None, None)
+    rows = [
+        BatchRow(cell.key, cell.key, cell.task.id, "m", "mini", cell.sample, 1, *open_row)
+        for cell in plan.cells()
+        if cell.task.id == "t" and cell.sample < 3
+    ]
+    view = BatchView([BatchEntry(1, 1.0, "planned", plan.model_dump(mode="json"))], rows)
+    shown, said = BatchScreen(Settings.from_environ({"HOME": str(tmp_path)}), quiet=False), io.StringIO()
+    shown._console.file, shown._console.width = said, 120
+    shown._console.print(shown._table(view.report(running=True), mine=True))
+    head, titles, *lines = (line.split() for line in said.getvalue().splitlines())
+    assert " ".join(head).startswith("b new 0 done, 2 running, 4 queued")
+    at = titles.index("running")
+    assert [(line[0], line[at]) for line in lines] == [("t", "2"), ("u", "0"), ("all", "2")]
 
 
 async def test_lines_say_when_a_model_goes_away_and_when_it_is_back(tmp_path: Path) -> None:

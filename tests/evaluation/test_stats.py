@@ -63,6 +63,14 @@ def test_too_little_gives_no_interval_and_nothing_gives_nothing() -> None:
     assert found and (found.mean, found.low, found.high) == (0.3, None, None)
 
 
+def test_numbers_that_are_all_alike_do_not_tell_how_far_others_may_be_off() -> None:
+    found = mean_of({task: [0.1, 0.2, 0.3] for task in "abc"})
+    assert found and found.mean == pytest.approx(0.2) and (found.low, found.high) == (None, None)
+    changed = paired({"a": [0.3], "b": [0.1]}, {"a": [0.5], "b": [0.3]})
+    assert changed and changed.difference.mean == pytest.approx(0.2)
+    assert (changed.difference.low, changed.difference.high) == (None, None)
+
+
 @pytest.mark.parametrize(("passed", "n", "k"), [(0, 5, 2), (2, 5, 2), (4, 5, 3), (5, 5, 5), (1, 8, 1), (3, 8, 4)])
 def test_pass_at_k_is_the_share_of_all_choices_that_hold_a_pass(passed: int, n: int, k: int) -> None:
     samples = [True] * passed + [False] * (n - passed)

@@ -25,7 +25,7 @@ MOST_TASKS = 500
 GAP = 2
 NAME = 16
 """So much of a task's or a model's name is shown at any width."""
-GO_FIRST = ("time", "tokens", "pass@1", "95%", "broken")
+GO_FIRST = ("time", "tokens", "pass@1", "running", "95%", "broken")
 """Columns that a narrow terminal does without, in this order."""
 
 
@@ -142,10 +142,15 @@ class BatchScreen:
             lines.append(Text(f"! {one_line(report.why, 300)}", style="yellow"))
         room = MOST_TASKS if whole else max(0, self._console.height - len(report.models) - 6)
         shown = report.tasks if len(report.tasks) <= room else [each for each in report.tasks if each.running][:room]
+        titles = ["task", "model", *headings(report.n)]
         rows = [[one_line(each.task, 40), one_line(who(each), 40), *cells(each)] for each in shown]
         rows += [["all", one_line(who(each), 40), *cells(each)] for each in report.models]
+        if not whole:
+            place = titles.index("done") + 1
+            for row, each in zip(rows, (*shown, *report.models), strict=True):
+                row.insert(place, str(each.running))
+            titles.insert(place, "running")
         table = Table(box=None, padding=(0, GAP, 0, 0), header_style="dim", pad_edge=False)
-        titles = ["task", "model", *headings(report.n)]
         fitting = _fitting(titles, rows, self._console.width)
         for at, width in fitting.items():
             table.add_column(titles[at], justify="left" if at < 2 else "right", no_wrap=True, width=width)

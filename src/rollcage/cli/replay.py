@@ -164,6 +164,8 @@ def _show(reports: list[Any]) -> None:
         calls = f"{each.same} of {each.requests} requests the same"
         if each.alike:
             calls += f", {each.alike} but for times and ids"
+        if each.outcome != each.outcome_before:
+            earned += f", {each.outcome_before} -> {each.outcome}"
         print(f"{each.original} replayed as {each.replay}: {earned}, {calls}")
         for odd in each.differences:
             print(f"  turn {odd.turn}: {one_line(odd.what, 400)}")

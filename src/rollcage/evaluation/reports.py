@@ -102,7 +102,10 @@ def compared(found: Comparison) -> str:
         )
         if all(each.before == each.after for each in found.by_task):
             lines.append("No task differs.")
-        elif found.low is not None and found.high is not None and found.low <= 0 <= found.high:
+        elif found.low is None or found.high is None:
+            alike = "All tasks differ by the same: that" if found.tasks > 1 else "One task"
+            lines.append(f"{alike} is too little to tell how sure this is.")
+        elif found.low <= 0 <= found.high:
             lines.append("The interval holds 0: this difference may be chance.")
     lines += [
         "",

@@ -12,6 +12,8 @@ from statistics import NormalDist, fmean
 from typing import NamedTuple
 
 CONFIDENCE = 0.95
+_NOTHING = 1e-12
+"""A spread below this is that of sums of floats: numbers that are all alike do not tell how far others may be off."""
 
 
 class Estimate(NamedTuple):
@@ -63,7 +65,9 @@ def mean_over_tasks(tasks: Sequence[TaskScores], confidence: float = CONFIDENCE)
         return Estimate(mean, None, None, n)
     spread = math.fsum((each.total - each.n * mean) ** 2 for each in tasks)
     error = math.sqrt(spread * len(tasks) / (len(tasks) - 1)) / n
-    if binary and error < 1e-12:
+    if error < _NOTHING:
+        if not binary:
+            return Estimate(mean, None, None, n)
         return Estimate(mean, *wilson(mean * len(tasks), len(tasks), confidence), n)
     half = t_quantile((1 + confidence) / 2, len(tasks) - 1) * error
     low, high = mean - half, mean + half
@@ -113,6 +117,8 @@ def paired(
     if n < 2:
         return Paired(Estimate(mean, None, None, n), means)
     error = math.sqrt(math.fsum((change - mean) ** 2 for change in changes) / (n - 1) / n)
+    if error < _NOTHING:
+        return Paired(Estimate(mean, None, None, n), means)
     half = t_quantile((1 + confidence) / 2, n - 1) * error
     return Paired(Estimate(mean, mean - half, mean + half, n), means)
 
