@@ -50,6 +50,13 @@ async def test_a_batch_is_a_matrix_that_leads_to_its_rollouts_and_two_are_compar
         await page.get_by_label("Search batches").fill("monday")
         await expect(page.locator(".found")).to_contain_text("1 of 2: 12 rollouts, mean 0.59, 1 broken, 120 tokens")
         await page.get_by_label("Search batches").fill("")
+        await page.locator(".filters summary").click()
+        await page.get_by_label("Mean from").fill("0.5")
+        await page.get_by_label("Mean from").press("Enter")
+        await expect(page.locator(".sheet tbody b").first).to_have_text("monday")
+        await expect(page.locator(".found")).to_contain_text("1 of 2: 12 rollouts")
+        await page.get_by_role("button", name="Clear").click()
+        await expect(page.locator(".found")).to_contain_text("2 batches: 24 rollouts")
         # The matrix: a cell for each task and model, totals of what is shown.
         await page.get_by_role("link", name="monday").click()
         await expect(page.get_by_label("odd, small: mean 0.50, 2 of 2 ended, 1 broken")).to_be_visible()
@@ -91,7 +98,7 @@ async def test_every_column_sorts_and_filters_totals_follow_and_what_is_picked_i
     async with served(tmp_path) as server, tab(browser, f"{server.url}/web/") as watched:
         page = watched.page
         await expect(page.locator(".found")).to_have_text("13 rollouts")
-        for name in ("Task", "Agent", "Model", "Stage", "Turns", "Tokens", "Time", "Age"):
+        for name in ("Task", "Agent", "Model", "Stage", "Blame", "Turns", "Tokens", "Time", "Age"):
             button = page.get_by_role("button", name=f"Sort by {name}", exact=True)
             await button.click()
             await expect(page.get_by_role("columnheader").filter(has=button)).to_have_attribute(
@@ -101,7 +108,14 @@ async def test_every_column_sorts_and_filters_totals_follow_and_what_is_picked_i
         await page.get_by_role("button", name="Sort by Reward").click()
         rewards = await page.locator(".row .reward").all_inner_texts()
         assert rewards == [*sorted(rewards[:-1], key=float), "–"], "least first; what has none comes last"
+        await page.get_by_role("button", name="Sort by Blame").click()
+        await expect(page.locator(".row .stage").first).to_contain_text("by the task")
         await page.locator(".filters summary").click()
+        await page.get_by_label("Tokens from").fill("1")
+        await page.get_by_label("Tokens from").press("Enter")
+        await expect(page.locator(".found")).to_have_text("12 of 13")
+        await page.get_by_label("Tokens from").fill("")
+        await page.get_by_label("Tokens from").press("Enter")
         await page.locator(".filters").get_by_label("Blame").select_option("task")
         await expect(page.locator(".row .stage small")).to_have_text("by the task")
         await page.locator(".filters").get_by_label("Blame").select_option("")
@@ -159,12 +173,14 @@ async def test_forks_and_replays_are_shown_as_a_tree(browser: Browser, tmp_path:
     await write_logs(tmp_path, [(f"f{n}", [child("root", "fork", 2), *rest]) for n in range(2)])
     await write_logs(tmp_path, [("again", [child("root", "replay"), *rest])])
     await write_logs(tmp_path, [("deep", [child("f1", "fork", 3), Ended(outcome=Outcome.FINISHED)])])
+    in_its_group = child("deep", "replay").model_copy(update={"job": child("f1", "fork", 3).job})
+    await write_logs(tmp_path, [("deep-again", [in_its_group, *rest])])
     async with served(tmp_path) as server, tab(browser, f"{server.url}/web/#/rollouts/deep/reward") as watched:
         page = watched.page
         await expect(page.get_by_text("Forked at turn 3 from")).to_be_visible()
         await page.get_by_role("link", name="Forks").click()
         await expect(page.locator(".point")).to_have_text(
-            ["replayed", "at turn 2: 2 continuations, mean reward 0", "at turn 3"]
+            ["replayed", "at turn 2: 2 continuations, mean reward 0", "at turn 3", "replayed"]
         )
         await expect(page.locator(".node.here code")).to_have_text("deep")
         await page.locator(".node", has_text="root").get_by_role("link").click()

@@ -4,7 +4,7 @@ import { MODE, locked } from "./api.js";
 import { batchAddress, useBatches } from "./batches_store.js";
 import { Interval } from "./charts.js";
 import { replace } from "./route.js";
-import { SortHead, sorted } from "./runs_filter.js";
+import { Filters, SortHead, fitting, sorted } from "./runs_filter.js";
 import { clock, count, exact, plural, reward, seconds, when, words } from "./text.js";
 
 const SORTS = {
@@ -19,9 +19,22 @@ const SORTS = {
   date: (batch) => batch.created_at,
 };
 
-const percent = (value) => (value === null || value === undefined ? "–" : `${(value * 100).toFixed(value === 0 || value === 1 ? 0 : 1)} %`);
 const models = (batch) => [...new Set(batch.models.map((each) => each.model))];
 const agents = (batch) => [...new Set(batch.models.map((each) => each.agent).filter(Boolean))];
+const FILTERS = {
+  facets: [["status", "Status", (batch) => batch.status], ["model", "Model", models], ["agent", "Agent", agents]],
+  ranges: [
+    ["done_", "Rollouts", SORTS.done],
+    ["", "Mean", SORTS.mean],
+    ["pass_", "pass@1", SORTS.pass],
+    ["broken_", "Broken", SORTS.broken],
+    ["tokens_", "Tokens", SORTS.tokens],
+    ["time_", "Seconds each", SORTS.time],
+  ],
+  date: ["Made", SORTS.date],
+};
+
+const percent = (value) => (value === null || value === undefined ? "–" : `${(value * 100).toFixed(value === 0 || value === 1 ? 0 : 1)} %`);
 
 export function BatchStatus({ report }) {
   const mood = { running: "running", paused: "partial", done: "passed", stopped: "partial", interrupted: "broken", cancelled: "unscored" }[report.status] ?? "running";
@@ -59,7 +72,7 @@ export function Batches({ query }) {
   const { value, problem } = useBatches();
   const [chosen, setChosen] = useState([]);
   const asked = Object.fromEntries(new URLSearchParams(query));
-  const { q = "", sort = "", status = "", model = "", agent = "" } = asked;
+  const { q = "", sort = "" } = asked;
   const set = (changes) => {
     const next = new URLSearchParams(Object.entries({ ...asked, ...changes }).filter(([, each]) => each)).toString();
     replace(next ? `#/batches?${next}` : "#/batches");
@@ -69,12 +82,10 @@ export function Batches({ query }) {
   if (!value.batches.length)
     return html`<section class="state"><h1>No batches yet</h1><p>A batch is a task set x models x samples. ${MODE === "copy" ? "This copy has none." : html`<code>rollcage eval examples -m scripted -n 2 --name first</code> makes one.`}</p></section>`;
   const needle = q.trim().toLowerCase();
-  const fits = (batch) =>
-    (!status || batch.status === status) && (!model || models(batch).includes(model)) && (!agent || agents(batch).includes(agent)) && (!needle || [batch.name, ...models(batch)].some((text) => text.toLowerCase().includes(needle)));
+  const filtered = fitting(asked, FILTERS);
+  const fits = (batch) => filtered(batch) && (!needle || [batch.name, ...models(batch)].some((text) => text.toLowerCase().includes(needle)));
   const shown = sorted(value.batches.filter(fits), sort, SORTS);
   const totals = totalsOf(shown);
-  const all = (of) => [...new Set(value.batches.flatMap(of))].sort();
-  const choice = (name, label, now, values) => values.length > 1 && html`<label>${label} <select value=${now} onChange=${(event) => set({ [name]: event.target.value })}><option value="">any</option>${values.map((each) => html`<option value=${each}>${words(each)}</option>`)}</select></label>`;
   const head = (name, label, numeric) => html`<th class=${numeric ? "number" : ""}><${SortHead} name=${name} label=${label} numeric=${numeric} sort=${sort} onSort=${(next) => set({ sort: next })} /></th>`;
   const check = (name) => (on) => setChosen(on ? [...chosen, name].slice(-2) : chosen.filter((each) => each !== name));
   const [first, second] = [...chosen].sort((a, b) => made(value, a) - made(value, b));
@@ -82,10 +93,8 @@ export function Batches({ query }) {
     <div class="tools">
       <h1>Batches</h1>
       <input type="search" placeholder="Search name, model" aria-label="Search batches" aria-keyshortcuts="/" value=${q} onInput=${(event) => set({ q: event.target.value })} />
-      ${choice("status", "Status", status, all((batch) => [batch.status]))}
-      ${choice("model", "Model", model, all(models))}
-      ${choice("agent", "Agent", agent, all(agents))}
       <a class="button ${chosen.length === 2 ? "main" : "off"}" aria-disabled=${chosen.length !== 2} href=${chosen.length === 2 ? `#/compare/${encodeURIComponent(first)}/${encodeURIComponent(second)}` : undefined} title=${chosen.length === 2 ? `${second} against ${first}` : "Tick two of them"}>Compare${chosen.length ? ` ${chosen.length} of 2` : ""}</a>
+      <${Filters} rows=${value.batches} asked=${asked} set=${set} by=${FILTERS} />
       <span class="found" role="status">${shown.length === value.batches.length ? plural(shown.length, "batch", "batches") : `${exact(shown.length)} of ${exact(value.batches.length)}`}: ${exact(totals.done)} rollouts, mean ${reward(totals.mean)}, ${exact(totals.broken)} broken, ${count(totals.tokens)} tokens</span>
     </div>
     <div class="sheet"><table>

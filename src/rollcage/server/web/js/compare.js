@@ -26,7 +26,7 @@ function Verdict({ found }) {
     <p class="big">${signed(found.difference)}</p>
     <div><${Interval} low=${found.low} mean=${found.difference} high=${found.high} from=${-1} wide=${true} />
       <p>${reward(found.before)} → ${reward(found.after)} over ${plural(found.tasks, "task")}${found.low !== null && `; 95 %: ${signed(found.low)} to ${signed(found.high)}`}</p>
-      <p class="hint">${none ? "No task differs." : found.low === null ? "One task is too little to tell how sure this is." : sure ? "The interval does not hold 0." : "The interval holds 0: this difference may be chance."}</p></div>
+      <p class="hint">${none ? "No task differs." : found.low === null ? `${found.tasks > 1 ? "All tasks differ by the same: that" : "One task"} is too little to tell how sure this is.` : sure ? "The interval does not hold 0." : "The interval holds 0: this difference may be chance."}</p></div>
   </div>`;
 }
 

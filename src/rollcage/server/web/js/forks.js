@@ -3,8 +3,8 @@ import { html, useMemo } from "../vendor/preact.js";
 import { all } from "./runs_store.js";
 import { plural, reward, standing, words } from "./text.js";
 
-/** The turn, from 1, at which a fork begins: its group names it. */
-const turnOf = (row) => Number(/^fork:.*:(\d+)(?::|$)/.exec(row.group_id)?.[1] ?? 0);
+/** The turn, from 1, at which a fork begins: its group names it. A replay of a fork is in that group, too. */
+const turnOf = (row) => (row.origin_how === "replay" ? 0 : Number(/^fork:.*:(\d+)(?::|$)/.exec(row.group_id)?.[1] ?? 0));
 
 /** Everything that is related to a rollout: the first of them, with what came from each. Null where it stands alone. */
 export function treeOf(rows, id) {

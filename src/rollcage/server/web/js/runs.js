@@ -5,7 +5,7 @@ import { Outcomes, Share, Spread, Throughput } from "./charts.js";
 import { Nodes } from "./nodes.js";
 import { PickBar, pick, picked } from "./picking.js";
 import { listAddress, replace } from "./route.js";
-import { Filters, SHOW, SortHead, modelOf, nameOf, sorted, wanted } from "./runs_filter.js";
+import { Filters, RUN_FILTERS, SHOW, SortHead, modelOf, nameOf, sorted, wanted } from "./runs_filter.js";
 import { all, loading, now, problem } from "./runs_store.js";
 import { DOING, age, clip, clock, count, exact, plural, reward, seconds, standing, words } from "./text.js";
 import { Virtual } from "./virtual.js";
@@ -104,7 +104,7 @@ function Head({ grouped, sort, onSort, ids }) {
     <span role="columnheader" class="pick">${!grouped && html`<input type="checkbox" aria-label="Select all that are shown" checked=${all} onChange=${(event) => pick(ids, event.target.checked)} />`}</span>
     <span role="columnheader" class="task" aria-sort=${way("task")}>${title("task", "Task")}</span>
     <span role="columnheader" class="who" aria-sort=${way("agent", "model")}>${grouped ? "Rewards, least to most" : html`${title("agent", "Agent")} ${title("model", "Model")}`}</span>
-    <span role="columnheader" class="stage" aria-sort=${way("stage")}>${grouped ? "Results" : title("stage", "Stage")}</span>
+    <span role="columnheader" class="stage" aria-sort=${way("stage", "blame")}>${grouped ? "Results" : html`${title("stage", "Stage")} ${title("blame", "Blame")}`}</span>
     <span role="columnheader" class="number" aria-sort=${way("reward")}>${grouped ? "Mean" : title("reward", "Reward", true)}</span>
     <span role="columnheader" class="number turns" aria-sort=${way("turns")}>${grouped ? "Runs" : title("turns", "Turns", true)}</span>
     <span role="columnheader" class="number tokens" aria-sort=${way("tokens")}>${title("tokens", "Tokens", true)}</span>
@@ -187,7 +187,7 @@ export function Runs({ query }) {
       </div>
       <label class="check"><input type="checkbox" checked=${grouped} onChange=${(event) => set({ group: event.target.checked ? "1" : "" })} /> Group by task</label>
       ${task && html`<button class="only" onClick=${() => set({ task: "" })} aria-label=${`Only ${task}; show all tasks`}>${clip(task, 40)} <span aria-hidden="true">×</span></button>`}
-      <${Filters} rows=${rows} asked=${asked} set=${set} />
+      <${Filters} rows=${rows} asked=${asked} set=${set} by=${RUN_FILTERS} />
       <span class="found" role="status">${found}${grouped && ` in ${plural(groups.length, "group")}`}</span>
     </div>
     <${Virtual}

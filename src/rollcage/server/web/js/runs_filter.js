@@ -12,52 +12,75 @@ export const SHOW = [
   ["broken", "Broken", "Those without a reward because something broke"],
 ];
 
-/** What can be chosen by name: the field's word in the address, its label, and what a row has there. */
-const FACETS = [
-  ["agent", "Agent", (row) => row.agent],
-  ["model", "Model", modelOf],
-  ["batch", "Batch", (row) => row.batch],
-  ["outcome", "Outcome", (row) => row.outcome],
-  ["blame", "Blame", (row) => row.blame],
-];
-const RANGES = ["min", "max", "from", "to"];
-export const FILTERED = [...FACETS.map(([name]) => name), ...RANGES];
+const time = (row) => (row.finished_at ? row.finished_at - row.started_at : null);
+
+/** What a list can be filtered by: what is chosen by name, what is a number, and when it began. Each has the field's
+ * word in the address, its label, and what a row has there; of what is chosen, a row may have several. */
+export const RUN_FILTERS = {
+  facets: [
+    ["agent", "Agent", (row) => row.agent],
+    ["model", "Model", modelOf],
+    ["batch", "Batch", (row) => row.batch],
+    ["stage", "Stage", (row) => (row.outcome ? "" : row.stage)],
+    ["outcome", "Outcome", (row) => row.outcome],
+    ["blame", "Blame", (row) => row.blame],
+  ],
+  ranges: [
+    ["", "Reward", (row) => row.reward],
+    ["turns_", "Turns", (row) => row.proxy_turns_so_far],
+    ["tokens_", "Tokens", (row) => row.tokens_so_far],
+    ["time_", "Seconds", time],
+  ],
+  date: ["Started", (row) => row.started_at],
+};
+const ends = (prefix) => [`${prefix}min`, `${prefix}max`];
+const filterNames = ({ facets, ranges }) => [...facets.map(([name]) => name), ...ranges.flatMap(([prefix]) => ends(prefix)), "from", "to"];
 
 const day = (text, more = 0) => {
   const [year, month, date] = text.split("-").map(Number);
   return new Date(year, month - 1, date + more).getTime() / 1000;
 };
 
-/** A function that says whether a row is wanted. */
+/** A function that says whether a row fits the filters. */
+export function fitting(asked, { facets, ranges, date: [, begun] }) {
+  const within = (of, from, to) => (row) => {
+    const value = of(row) ?? null;
+    return value !== null && value >= from && value <= to;
+  };
+  const bound = (text, none) => (text === undefined || text.trim() === "" || Number.isNaN(Number(text)) ? none : Number(text));
+  const tests = facets.filter(([name]) => asked[name]).map(([name, , of]) => (row) => [of(row)].flat().includes(asked[name]));
+  for (const [prefix, , of] of ranges) {
+    const [min, max] = ends(prefix);
+    const [from, to] = [bound(asked[min], -Infinity), bound(asked[max], Infinity)];
+    if (from > -Infinity || to < Infinity) tests.push(within(of, from, to));
+  }
+  if (asked.from) tests.push((row) => begun(row) >= day(asked.from));
+  if (asked.to) tests.push((row) => begun(row) < day(asked.to, 1));
+  return (row) => tests.every((test) => test(row));
+}
+
+/** A function that says whether a rollout is wanted. */
 export function wanted(asked) {
   const { show = "", task = "", q = "" } = asked;
   const needle = q.trim().toLowerCase();
-  const facets = FACETS.filter(([name]) => asked[name]).map(([name, , of]) => [asked[name], of]);
-  const number = (name) => (asked[name] === undefined || asked[name] === "" || Number.isNaN(Number(asked[name])) ? null : Number(asked[name]));
-  const [min, max] = [number("min"), number("max")];
-  const from = asked.from ? day(asked.from) : null;
-  const to = asked.to ? day(asked.to, 1) : null;
+  const fits = fitting(asked, RUN_FILTERS);
   return (row) => {
     if (show === "open" && row.outcome) return false;
     if (show === "scored" && row.reward === null) return false;
     if (show === "broken" && standing(row) !== "broken") return false;
-    if (task && nameOf(row) !== task) return false;
-    if (facets.some(([value, of]) => of(row) !== value)) return false;
-    if ((min !== null || max !== null) && row.reward === null) return false;
-    if ((min !== null && row.reward < min) || (max !== null && row.reward > max)) return false;
-    if ((from && row.started_at < from) || (to && row.started_at >= to)) return false;
+    if ((task && nameOf(row) !== task) || !fits(row)) return false;
     if (!needle) return true;
     return [row.rollout_id, row.task_id, row.instruction, row.agent, row.model, row.batch, words(row.outcome ?? row.status), row.outcome, row.blame, row.error]
       .some((text) => text && String(text).toLowerCase().includes(needle));
   };
 }
 
-const time = (row) => (row.finished_at ? row.finished_at - row.started_at : null);
 export const SORTS = {
   task: nameOf,
   agent: (row) => row.agent,
   model: modelOf,
   stage: (row) => words(row.outcome ?? row.stage),
+  blame: (row) => row.blame,
   reward: (row) => row.reward,
   turns: (row) => row.proxy_turns_so_far,
   tokens: (row) => row.tokens_so_far,
@@ -88,14 +111,16 @@ export function SortHead({ name, label, sort, onSort, numeric = false, ...more }
 }
 
 /** Fields for every filter; the choices are those that there are. */
-export function Filters({ rows, asked, set }) {
+export function Filters({ rows, asked, set, by }) {
   const choices = useMemo(
-    () => FACETS.map(([name, label, of]) => [name, label, [...new Set(rows.map(of).filter(Boolean))].sort()]),
-    [rows],
+    () => by.facets.map(([name, label, of]) => [name, label, [...new Set(rows.flatMap(of).filter(Boolean))].sort()]),
+    [rows, by],
   );
-  const used = FILTERED.filter((name) => asked[name]).length;
-  const clear = () => set(Object.fromEntries(FILTERED.map((name) => [name, ""])));
+  const names = filterNames(by);
+  const used = names.filter((name) => asked[name]).length;
+  const clear = () => set(Object.fromEntries(names.map((name) => [name, ""])));
   const input = (name, label, more) => html`<label>${label}<input value=${asked[name] ?? ""} onChange=${(event) => set({ [name]: event.target.value })} ...${more} /></label>`;
+  const range = ([from, to], label, more) => html`<span class="range">${input(from, `${label} from`, more)}${input(to, "to", more)}</span>`;
   // What was opened stays so when its last filter is taken away.
   const [open, setOpen] = useState(used > 0);
   return html`<details class="filters" open=${open} onToggle=${(event) => setOpen(event.currentTarget.open)}>
@@ -103,8 +128,8 @@ export function Filters({ rows, asked, set }) {
     <div>
       ${choices.map(([name, label, values]) => (values.length > 0 || asked[name]) && html`<label>${label}<select value=${asked[name] ?? ""} onChange=${(event) => set({ [name]: event.target.value })}>
         <option value="">any</option>${values.concat(asked[name] && !values.includes(asked[name]) ? [asked[name]] : []).map((value) => html`<option value=${value}>${clip(words(value), 60)}</option>`)}</select></label>`)}
-      ${input("min", "Reward from", { type: "number", step: "any" })}${input("max", "to", { type: "number", step: "any" })}
-      ${input("from", "Started from", { type: "date" })}${input("to", "to", { type: "date" })}
+      ${by.ranges.map(([prefix, label]) => range(ends(prefix), label, { type: "number", step: "any" }))}
+      ${range(["from", "to"], by.date[0], { type: "date" })}
       ${used > 0 && html`<button class="quiet" onClick=${clear}>Clear</button>`}
     </div>
   </details>`;
