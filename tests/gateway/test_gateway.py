@@ -158,7 +158,9 @@ async def test_the_official_client_streams_and_does_not_notice_the_gateway() -> 
 
     async with hand_made(answer) as model, rig(model.endpoint()) as gate:
         lent = gate.lease.endpoint
-        async with AsyncOpenAI(base_url=lent.base_url, api_key=lent.key.get_secret_value(), max_retries=0) as client:
+        async with AsyncOpenAI(
+            base_url=lent.base_url, api_key=lent.key.get_secret_value(), max_retries=0, timeout=120
+        ) as client:
             assert [m.id async for m in client.models.list()] == ["model"]
             arguments = ""
             async for chunk in await client.chat.completions.create(

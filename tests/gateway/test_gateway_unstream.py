@@ -79,7 +79,9 @@ def said(text: str) -> dict[str, Any]:
 async def test_the_official_client_reads_a_synthesised_stream_as_any_other() -> None:
     async with hand_made(answers(said("hi"))) as model, rig(model.endpoint(kind="sglang")) as gate:
         lent = gate.lease.endpoint
-        async with AsyncOpenAI(base_url=lent.base_url, api_key=lent.key.get_secret_value(), max_retries=0) as client:
+        async with AsyncOpenAI(
+            base_url=lent.base_url, api_key=lent.key.get_secret_value(), max_retries=0, timeout=120
+        ) as client:
             chunks = [
                 chunk
                 async for chunk in await client.chat.completions.create(

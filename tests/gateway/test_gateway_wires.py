@@ -34,11 +34,11 @@ PROFILES = ["vllm-0.32", "vllm-0.12", "sglang", "llamacpp"]
 
 def claude(gate: Rig, **how: Any) -> anthropic.AsyncAnthropic:
     root = f"http://127.0.0.1:{gate.port}"
-    return anthropic.AsyncAnthropic(base_url=root, api_key=how.pop("key", gate.key), max_retries=0, **how)
+    return anthropic.AsyncAnthropic(base_url=root, api_key=how.pop("key", gate.key), max_retries=0, timeout=120, **how)
 
 
 def codex(gate: Rig) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{gate.port}/v1", api_key=gate.key, max_retries=0)
+    return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{gate.port}/v1", api_key=gate.key, max_retries=0, timeout=120)
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ HELLO: Any = {"role": "user", "content": "Say hi."}
 async def client_of(engine: Engine) -> AsyncIterator[tuple[AsyncAnthropic, WireServer]]:
     async with (
         wire_server(engine) as server,
-        AsyncAnthropic(base_url=server.url, api_key="key", max_retries=0) as client,
+        AsyncAnthropic(base_url=server.url, api_key="key", max_retries=0, timeout=120) as client,
     ):
         yield client, server
 

@@ -30,7 +30,7 @@ TEAM: Any = {"type": "namespace", "name": "team", "tools": [{**BASH, "name": "hi
 async def client_of(engine: Engine) -> AsyncIterator[tuple[AsyncOpenAI, WireServer]]:
     async with (
         wire_server(engine) as server,
-        AsyncOpenAI(base_url=f"{server.url}/v1", api_key="key", max_retries=0) as client,
+        AsyncOpenAI(base_url=f"{server.url}/v1", api_key="key", max_retries=0, timeout=120) as client,
     ):
         yield client, server
 

@@ -168,7 +168,7 @@ async def test_an_agent_that_hangs_up_stops_the_generation_in_the_engine(local: 
 
 
 def openai(endpoint: Endpoint) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key.get_secret_value(), max_retries=0)
+    return AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key.get_secret_value(), max_retries=0, timeout=120)
 
 
 async def test_the_endpoint_says_that_it_is_local_and_asks_for_its_key(local: LocalModel) -> None:

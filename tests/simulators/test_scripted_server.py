@@ -32,7 +32,7 @@ async def model() -> AsyncIterator[ScriptedModel]:
 
 def client(endpoint: Endpoint, *, retries: int = 0) -> openai.AsyncOpenAI:
     key = endpoint.key.get_secret_value()
-    return openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=key, max_retries=retries)
+    return openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=key, max_retries=retries, timeout=120)
 
 
 # Errors
@@ -231,7 +231,7 @@ async def test_the_real_client_raises_what_it_raises_for_real_engines(model: Scr
             with pytest.raises(kind, match="it broke"):
                 await real.chat.completions.create(model="scripted", messages=[{"role": "user", "content": "hi"}])
     stranger = Endpoint(base_url=model.base_url, model="scripted")
-    async with openai.AsyncOpenAI(base_url=stranger.base_url, api_key="wrong", max_retries=0) as real:
+    async with openai.AsyncOpenAI(base_url=stranger.base_url, api_key="wrong", max_retries=0, timeout=120) as real:
         with pytest.raises(openai.AuthenticationError):
             await real.models.list()
 
