@@ -294,6 +294,14 @@ async def test_the_keeper_outlives_the_thread_that_started_it(tmp_path: Path) ->
     keepers[0].close()
 
 
+def test_ctrl_c_in_a_terminal_does_not_reach_a_fork_server_that_is_starting(tmp_path: Path) -> None:
+    server = ForkServer(tmp_path, 61234 if ROOT else None)
+    try:
+        assert os.getsid(server.pid) == server.pid != os.getsid(0)
+    finally:
+        server.close()
+
+
 async def test_a_layer_below_a_closed_folder_is_the_home_and_can_be_changed(tmp_path: Path) -> None:
     # Trap 9: lower files must belong to the box's user and be reachable by it.
     async def build(folder: Path) -> None:

@@ -186,6 +186,8 @@ async def _evaluate(settings: Settings, asked: Evaluation, how: How) -> int:
     if everything.cancelled_caught:
         if screen.view:
             name = screen.view.plan.name
+            if not how[1]:
+                screen.finish(screen.view.report(prices=dict(asked.limits.prices)))
             screen.note(f"interrupted; nothing is lost: the same command, or rollcage eval --resume {name}, goes on")
         return interrupts.code or codes.INTERRUPTED
     return code

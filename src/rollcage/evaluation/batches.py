@@ -266,7 +266,7 @@ class BatchView:
         """What the rollouts of one task, model and agent came to; counted anew only where one of them changed."""
         if group not in self._counted:
             found = (self._rows.get(f"{group}.{sample}") for sample in range(1, self.plan.n + 1))
-            rows = [row for row in found if row is not None]
+            rows = [row for row in found if row is not None and not row.interrupted]  # cut short: no result
             tally, (task, model, agent, _) = Tally.of(rows), self._groups[group]
             names = {"task": task.id, "model": model, "agent": agent}
             stats = statistics_of([(task.id, tally)], k=self.plan.n, total=self.plan.n, rewards=True, **names)

@@ -24,7 +24,7 @@ class Statistics(Value):
     total: int = 0
     """Rollouts that the batch plans of these."""
     done: int = 0
-    """Those that have ended."""
+    """Those that have ended, and were not cut short from outside."""
     running: int = 0
     """Those that run now."""
     scored: int = 0

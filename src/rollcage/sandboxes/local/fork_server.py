@@ -61,6 +61,7 @@ class ForkServer:
                     (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),
                     (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
                 ],
+                setsid=True,  # Ctrl-C in a terminal is for us, also while it starts
             )
         self.pid = pid
         self._control = ours

@@ -40,7 +40,6 @@ def main() -> None:
     if os.getppid() != int(parent):
         return  # as above, and another process has its number now
     control = socket.socket(fileno=0)
-    os.setsid()
     os.umask(0o022)
     bwrap = os.open(bwrap_path, os.O_PATH | os.O_CLOEXEC)
     # As root, entered before the drop: the folders above it may be closed to the uid that boxes run as.
