@@ -275,9 +275,7 @@ async def open_batch(
                 await _check_models(current.missing(asked.limits.retry), make, runner)
                 run = BatchRun(runner, store, current, make, asked.limits)
                 async with anyio.create_task_group() as tasks:
-                    if show:
-                        tasks.start_soon(_showing, run.view, show)
-                    await run.run()
+                    await run.run(lambda: tasks.start_soon(_showing, run.view, show) if show else None)
                     tasks.cancel_scope.cancel()
                 return run.view
 
