@@ -228,7 +228,8 @@ async def simulation(folder: Path, options: argparse.Namespace) -> dict[str, flo
     nodes, places, live = options.nodes, options.places, options.live
     pace = Pace.of(options.turns, options.rollout_seconds if live else 0.0)
     settings = Settings(home=folder)
-    goods = Goods(ImageStore(folder / "images", LayerStore(folder / "layers")), WorkStore(folder / "trees", 1))
+    trees, work = WorkStore(folder / "trees", 1), WorkStore(folder / "work", 1)
+    goods = Goods(ImageStore(folder / "images", LayerStore(folder / "layers")), trees, work)
     cluster = Cluster(resources={"CPU": 1}, places=places, lease_s=600)
     async with (
         Gateway.open() as gateway,

@@ -10,11 +10,13 @@ import anyio
 import pytest
 
 from rollcage.agents.shell import Shell
+from rollcage.agents.stored import StoredWork
 from rollcage.cli.nodes import cluster_of
 from rollcage.cluster.goods import Goods
 from rollcage.cluster.view import read_view, write_view
 from rollcage.events import WorkStored
 from rollcage.runner import Registry
+from rollcage.runner.reverify import reverify
 from rollcage.sandboxes.images import Image, ImageStore
 from rollcage.sandboxes.layers import Layer, LayerStore
 from rollcage.schema.nodes import NodeView
@@ -39,6 +41,27 @@ async def test_the_agents_work_is_kept_by_the_head(store: Store, backends: Regis
     assert isinstance(backends.work, WorkStore) and stored.digest in backends.work, stored.why_not
     kept = b"".join([chunk async for chunk in backends.work.get(stored.digest)])
     assert len(kept) == stored.size > 300_000 and not (far / "work").exists()
+
+
+async def test_work_is_judged_again_on_a_node_that_is_sent_it(store: Store, backends: Registry, tmp_path: Path) -> None:
+    assert isinstance(backends.work, WorkStore)
+    registry = replace(backends, agents={**backends.agents, "stored-work": StoredWork(backends.work.get)})
+    machines = Machines(registry, backends.providers["local"], tmp_path)
+    task = Task(instruction="echo right > answer", verify=("grep -x right answer",))
+    job = Job(task=task, model=NO_MODEL, agent=AgentSpec(name="shell"))
+    first = machines.add("first", home=tmp_path / "first")
+    async with opened_cluster(store, registry, machines, tmp_path) as (runner, head):
+        rollout = await runner.wait(await runner.start(job))
+        other = machines.add("other", home=tmp_path / "other")
+        while "other" not in head.nodes or head.nodes["other"].state != "ready":
+            await anyio.sleep(0.01)
+        first.kill()
+        while "first" in head.nodes:
+            await anyio.sleep(0.01)
+        verdict = await reverify(runner, rollout)
+    assert rollout.reward == 1.0 and verdict.reward is not None and verdict.reward.total == 1.0, verdict
+    assert rollout.work is not None and other.received == [f"work:{rollout.work.digest}"]
+    assert [order.job.agent.name for order in other.orders] == ["stored-work"]
 
 
 async def test_what_rollouts_share_is_packed_once_and_sent_to_each_node_once(
@@ -72,7 +95,8 @@ async def test_what_rollouts_share_is_packed_once_and_sent_to_each_node_once(
 async def test_layers_images_and_trees_arrive_as_they_are(tmp_path: Path) -> None:
     def goods(name: str) -> Goods:
         folder = tmp_path / name
-        return Goods(ImageStore(folder / "images", LayerStore(folder / "layers")), WorkStore(folder / "trees", 1 << 20))
+        trees, work = WorkStore(folder / "trees", 1 << 20), WorkStore(folder / "work", 1 << 20)
+        return Goods(ImageStore(folder / "images", LayerStore(folder / "layers")), trees, work)
 
     async def build(folder: Path) -> None:
         (folder / "bin").mkdir()
@@ -86,8 +110,9 @@ async def test_layers_images_and_trees_arrive_as_they_are(tmp_path: Path) -> Non
     head, node = goods("head"), goods("node")
     layer = await head.layers.ensure(Layer("tool", "1", build))
     head.images.put(Image(name="box", parts=(layer.name,)))
-    digest, _ = await head.trees.put(chunks())
-    names = [f"layer:{layer.name}", "image:box", f"tree:{digest}"]
+    digest, _ = await WorkStore(tmp_path / "head" / "trees", 1 << 20).put(chunks())
+    await WorkStore(tmp_path / "head" / "work", 1 << 20).put(chunks())
+    names = [f"layer:{layer.name}", "image:box", f"tree:{digest}", f"work:{digest}"]
     assert node.missing(names) == frozenset(names)
     for name in names:
         await node.receive(name, await head.packed(name))

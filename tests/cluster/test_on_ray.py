@@ -16,13 +16,14 @@ import pytest
 
 import rollcage
 from rollcage.cluster import Cluster
-from rollcage.events import Requeued
+from rollcage.cluster.head import MOST_ATTEMPTS
+from rollcage.events import Requeued, StageStarted
 from rollcage.runner import Runner
 from rollcage.settings import Settings
 from rollcage.store import Store
-from rollcage.types import NO_MODEL, AgentSpec, Job, Outcome, Task
+from rollcage.types import NO_MODEL, AgentSpec, Blame, Job, Outcome, Stage, Task
 from support.processes import alive
-from support.raylets import kill, patiently, raylets
+from support.raylets import actors_of, kill, patiently, raylets
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(1500)]
 MARK = "rollcage-on-ray-sleep"
@@ -90,12 +91,36 @@ async def test_a_hundred_rollouts_outlive_ten_nodes(ray_cluster: Any, tmp_path: 
             assert len(provisions) <= attempts
             rollout = await store.rollout(each)
             assert rollout.outcome is Outcome.CRASHED or rollout.reward == 1.0, rollout.error
+            if rollout.outcome is Outcome.CRASHED:
+                began = [entry.event.stage for entry in log if isinstance(entry.event, StageStarted)]
+                assert rollout.blame is Blame.INFRASTRUCTURE and (Stage.AGENT in began or attempts == MOST_ATTEMPTS)
             outcomes[str(rollout.outcome)] += 1
         assert outcomes[Outcome.FINISHED] >= 50 and outcomes.total() == 100
         assert not [node for node in runner.nodes if node.running]
     with anyio.fail_after(60):
         while alive(MARK):
             await anyio.sleep(0.1)
+
+
+async def test_rays_own_tools_show_actors_by_the_ids_of_their_rollouts(
+    ray_cluster: Any, tmp_path: Path, state_dir: Path
+) -> None:
+    from ray._private.state import state
+    from ray.core.generated.gcs_pb2 import TaskEvents
+
+    async with opened(tmp_path, state_dir) as (runner, _):
+        await ready(runner, 2)
+        ids = [await runner.start(job("true")) for _ in range(2)]
+        for each in ids:
+            await runner.over(each)
+        expected = {f"rollout {each}" for each in ids}
+        names: set[str] = set()
+        with anyio.fail_after(120):
+            while not names >= expected:
+                await anyio.sleep(0.5)
+                told = await anyio.to_thread.run_sync(state._connect_and_get_accessor().get_task_events)
+                names = {event.task_info.name for event in map(TaskEvents.FromString, told)}
+        assert not [name for name in names if "exchange" in name], "what nodes are asked all the time hides the rest"
 
 
 async def test_a_killed_actor_is_seen_at_once_and_replaced(ray_cluster: Any, tmp_path: Path, state_dir: Path) -> None:
@@ -105,7 +130,7 @@ async def test_a_killed_actor_is_seen_at_once_and_replaced(ray_cluster: Any, tmp
         async for entry in store.follow(rollout_id):
             if entry.event.kind == "agent_started":
                 break
-        for pid in alive("ray::NodeActor"):
+        for pid in actors_of(ray_cluster):
             os.kill(pid, signal.SIGKILL)
         rollout = await runner.wait(rollout_id)
         assert rollout.outcome is Outcome.CRASHED and "process" in (rollout.error or "")

@@ -16,7 +16,7 @@ from rollcage.store import Store
 from rollcage.types import Blame, Outcome
 from support.commands import rollcage as command
 from support.processes import alive
-from support.raylets import raylets
+from support.raylets import actors_of, raylets
 from support.served import Served, served
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -116,7 +116,7 @@ async def test_a_node_whose_process_is_stopped_is_fenced_by_its_lease(tmp_path: 
             with anyio.fail_after(120):
                 while not alive(MARK):
                     await anyio.sleep(0.1)
-            stopped = alive(f"ray::rollout {rollout_id}") or alive("ray::NodeActor")
+            stopped = alive(f"ray::rollout {rollout_id}") or actors_of(found)
             assert len(stopped) >= 1
             os.kill(stopped[0], signal.SIGSTOP)
             result = await client.wait(rollout_id)

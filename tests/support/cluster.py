@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio
 
+from rollcage.agents.stored import StoredWork
 from rollcage.cluster.goods import Goods
 from rollcage.cluster.head import Head
 from rollcage.cluster.messages import GateState, Hello, NodeLost, NodeNews, Order, Welcome
@@ -83,7 +84,8 @@ class DirectLink:
             async with Gateway.open() as gateway:
                 providers = {"local": machine.provider}
                 work, trees = WorkStore(settings.work_dir, 4 << 20), WorkStore(settings.trees_dir, 4 << 20)
-                yield replace(registry, gateway=gateway, providers=providers, work=work, trees=trees)
+                agents = {**registry.agents, "stored-work": StoredWork(work.get)}
+                yield replace(registry, gateway=gateway, providers=providers, agents=agents, work=work, trees=trees)
 
         machine.host = self._host = NodeHost(open_registry=opened)
 
@@ -177,7 +179,11 @@ async def opened_cluster(
     settings = Settings(home=home, replicas=options.pop("replicas", ()))
     registry.gateway.replicas = replicas_of(settings)
     layers = LayerStore(home / "layers")
-    goods = Goods(ImageStore(home / "images", layers), registry.trees or WorkStore(home / "trees", 4 << 20))  # type: ignore[arg-type]
+    trees, work = (
+        registry.trees or WorkStore(home / "trees", 4 << 20),
+        registry.work or WorkStore(home / "work", 4 << 20),
+    )
+    goods = Goods(ImageStore(home / "images", layers), trees, work)  # type: ignore[arg-type]
     cluster = Cluster.model_validate({"resources": {"CPU": 1}, "lease_s": 600, "node_home": str(home), **options})
     async with AsyncExitStack() as stack:
         head = await stack.enter_async_context(Head.open(settings, cluster, machines, registry, goods))

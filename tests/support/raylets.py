@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from support.processes import alive
+
 QUICK = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}
 
 
@@ -48,6 +50,12 @@ def processes_of(node: Any) -> list[int]:
     raylet = node.all_processes["raylet"][0].process
     children = Path(f"/proc/{raylet.pid}/task/{raylet.pid}/children").read_text().split()
     return [raylet.pid, *map(int, children)]
+
+
+def actors_of(found: Any) -> list[int]:
+    """The processes of this cluster's actors: the machine may have other clusters."""
+    ours = {pid for node in found.list_all_nodes() for pid in processes_of(node)}
+    return sorted(ours.intersection([*alive("ray::NodeActor"), *alive("ray::rollout")]))
 
 
 def kill(found: Any, node: Any) -> None:

@@ -1,6 +1,6 @@
-"""What a node needs before it can run a job: layers, images, files of tasks. Named by content, sent to each node once.
+"""What a node needs before it can run a job: layers, images, files of tasks, work that is judged again.
 
-Names are `layer:FOLDER`, `image:NAME` and `tree:DIGEST`.
+Named by content, sent to each node once. Names are `layer:FOLDER`, `image:NAME`, `tree:DIGEST` and `work:DIGEST`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 import zstandard
 from anyio import to_thread
 
+from rollcage.agents.stored import StoredWork
 from rollcage.rollout.run import RolloutDeps
 from rollcage.rollout.setup import keep_trees
 from rollcage.runner.registry import WITH_SYSTEMS
@@ -28,8 +29,8 @@ PIECE = 8 << 20
 class Goods:
     """What this machine has of it."""
 
-    def __init__(self, images: ImageStore, trees: WorkStore) -> None:
-        self.images, self.layers, self.trees = images, images.layers, trees
+    def __init__(self, images: ImageStore, trees: WorkStore, work: WorkStore) -> None:
+        self.images, self.layers, self._archives = images, images.layers, {"tree": trees, "work": work}
 
     @property
     def held(self) -> frozenset[str]:
@@ -40,31 +41,36 @@ class Goods:
     def missing(self, names: Iterable[str]) -> frozenset[str]:
         """Which of these are not."""
         held = self.held
-        return frozenset(
-            name for name in names if (name[5:] not in self.trees if name.startswith("tree:") else name not in held)
-        )
+
+        def here(name: str) -> bool:
+            kind, _, own = name.partition(":")
+            return own in self._archives[kind] if kind in self._archives else name in held
+
+        return frozenset(name for name in names if not here(name))
 
     async def wanted(self, job: Job, deps: RolloutDeps) -> tuple[str, ...]:
         """What this job needs, made here first where it is not there yet; parts before what is made of them."""
         await keep_trees(job.task, deps.trees)
-        trees = [f"tree:{tree.digest}" for tree in job.task.all_trees]
+        archives = [f"tree:{tree.digest}" for tree in job.task.all_trees]
+        if isinstance(deps.agent, StoredWork):
+            archives.append(f"work:{job.agent.config['digest']}")
         if job.sandbox.backend not in WITH_SYSTEMS or isinstance(deps.provider, InProcessProvider):
-            return tuple(trees)
+            return tuple(archives)
         layers = [f"layer:{(await self.layers.ensure(layer)).name}" for layer in deps.agent.layers()]
         specs = (job.sandbox, *(job.sandbox.for_verifier(box) for box in job.task.verifier_boxes))
         named = [spec.template or (BASE if spec.system == BASE else "") for spec in specs]
         # A base system that is not here is made by each node for itself, as on one machine.
         images = [self.images.get(name) for name in dict.fromkeys(named) if name and self.images.has(name)]
         parts = [f"layer:{part}" for image in images for part in image.parts]
-        return tuple(dict.fromkeys((*trees, *layers, *parts, *(f"image:{image.name}" for image in images))))
+        return tuple(dict.fromkeys((*archives, *layers, *parts, *(f"image:{image.name}" for image in images))))
 
     async def packed(self, name: str) -> list[bytes]:
         """One of them, in pieces."""
         kind, _, own = name.partition(":")
         if kind == "image":
             return [self.images.get(own).model_dump_json().encode()]
-        if kind == "tree":
-            return [chunk async for chunk in _gathered(self.trees.get(own))]
+        if kind in self._archives:
+            return [chunk async for chunk in _gathered(self._archives[kind].get(own))]
         return await to_thread.run_sync(lambda: list(_tarred(self.layers.folder / own)))
 
     async def receive(self, name: str, pieces: Sequence[bytes]) -> None:
@@ -72,8 +78,8 @@ class Goods:
         kind, _, own = name.partition(":")
         if kind == "image":
             self.images.put(Image.model_validate_json(pieces[0]))
-        elif kind == "tree":
-            await self.trees.put(_each(pieces))
+        elif kind in self._archives:
+            await self._archives[kind].put(_each(pieces))
         else:
 
             async def build(folder: Path) -> None:

@@ -69,7 +69,7 @@ class Head:
 
     async def run(self, rollout: Execution) -> None:
         """Run it on a node, on another one where that is lost before the agent began; at last log its end."""
-        if getattr(rollout.deps.agent, "internal", False) or (near(rollout.job) and not self._near()):
+        if near(rollout.job) and not self._near():
             await self._here.run(rollout)
             return
         flow: Flow | None = None

@@ -34,7 +34,7 @@ from rollcage.settings import Settings
 from rollcage.store.redact import hidden
 from rollcage.store.work import WorkStore, WorkTooLarge
 from rollcage.types import Job, Outcome
-from rollcage.wiring import opened_registry, provider
+from rollcage.wiring import MOST_TREE_BYTES, opened_registry, provider
 
 MOST_DELTAS = 1000
 """What models say and nobody has fetched; more is dropped: it is for looking at."""
@@ -184,7 +184,8 @@ class NodeHost:
             settings = settings_on_node(hello)
             self._wait_s = hello.lease_s / 4
             self._shared = (settings.home / hello.marker).exists()
-            self._goods = Goods(provider(settings).images, WorkStore(settings.trees_dir, 2 << 30))
+            trees, work = WorkStore(settings.trees_dir, MOST_TREE_BYTES), WorkStore(settings.work_dir, MOST_TREE_BYTES)
+            self._goods = Goods(provider(settings).images, trees, work)
             server = await asyncio.start_server(self._lifeline, self._address, 0)
             async with self._open_registry(settings, hello) as self._registry:
                 port, self._heard = server.sockets[0].getsockname()[1], time.monotonic()

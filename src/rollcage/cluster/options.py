@@ -51,7 +51,8 @@ class Cluster(Value):
         from rollcage.store.work import WorkStore
         from rollcage.wiring import MOST_TREE_BYTES, provider
 
-        goods = Goods(provider(settings).images, WorkStore(settings.trees_dir, MOST_TREE_BYTES))
+        trees = WorkStore(settings.trees_dir, MOST_TREE_BYTES)
+        goods = Goods(provider(settings).images, trees, WorkStore(settings.work_dir, settings.keep_work_mb << 20))
         if registry.gateway.replicas.app:
             check_serve()
         async with (

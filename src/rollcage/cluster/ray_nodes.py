@@ -77,6 +77,8 @@ class RayLink:
 
     def __init__(self, actor: Any, lease_s: float) -> None:
         self._actor, self._lease_s = actor, lease_s
+        # Asked several times a second, for ever: Ray's dashboard is to show rollouts.
+        self._exchange = actor.exchange.options(enable_task_events=False)
 
     async def open(self, hello: Hello) -> Welcome:
         """Begin."""
@@ -85,7 +87,7 @@ class RayLink:
 
     async def exchange(self, heard: int, acknowledged: int) -> NodeNews:
         """News."""
-        found: NodeNews = await _answer(self._actor.exchange.remote(heard, acknowledged), self._lease_s / 2)
+        found: NodeNews = await _answer(self._exchange.remote(heard, acknowledged), self._lease_s / 2)
         return found
 
     async def run(self, order: Order, key: str) -> None:
