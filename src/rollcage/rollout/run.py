@@ -127,6 +127,8 @@ async def run(job: Job, deps: RolloutDeps, log: Log, *, name: str = "") -> None:
     stages = Stages(log)
     try:
         ended = await _rollout(Course(job, deps, log, name, stages, Clock(job.task.limits)))
+        with anyio.CancelScope(shield=True):
+            await stages.leave()
     except Failure as failure:
         ended = failure.ended
     except anyio.get_cancelled_exc_class():

@@ -11,6 +11,7 @@ from rollcage.gateway import Gateway
 from rollcage.gateway.live import Delta
 from rollcage.rollout.run import RolloutDeps, run
 from rollcage.runner.queue import FairQueue
+from rollcage.runner.write_behind import WriteBehind
 from rollcage.schema.nodes import NodeView
 from rollcage.store.packed import Packed
 from rollcage.types import Job
@@ -58,7 +59,7 @@ class InThisProcess:
 
     async def run(self, rollout: Execution) -> None:
         """Take it through its stages."""
-        await run(rollout.job, rollout.deps, rollout.log, name=rollout.name)
+        await run(rollout.job, rollout.deps, WriteBehind(rollout.log), name=rollout.name)
 
     def watch(self, name: str) -> AsyncIterator[Delta]:
         """What the gateway hears."""
