@@ -14,6 +14,7 @@ import pytest
 
 from rollcage.sandboxes.local import fork_server
 from rollcage.sandboxes.local.cgroups import Cgroup, _beside, _sweep
+from rollcage.store import Store
 from rollcage.types import Blame, Outcome, Task
 from support.playing import Play
 from support.processes import alive
@@ -96,7 +97,9 @@ def test_a_fork_server_whose_parent_died_meanwhile_leaves_without_a_word(tmp_pat
         assert (ended.returncode, ended.stderr) == (0, "")
 
 
-async def test_a_clock_that_is_set_back_makes_no_negative_times(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_clock_that_is_set_back_makes_no_negative_times(
+    play: Play, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [2_000_000_000.0]
 
     def stepping() -> float:
@@ -110,3 +113,6 @@ async def test_a_clock_that_is_set_back_makes_no_negative_times(play: Play, monk
         [rollout.timings[name] for name in ("provision", "setup", "agent", "verify")],
     )
     assert 0 < sum(stages) <= total < 1000
+    row = await store.summary(rollout.id)
+    assert row.ended_at is not None
+    assert row.ended_at - row.created_at == pytest.approx(total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
@@ -18,6 +19,7 @@ from rollcage.events import AgentEmitted, Ended, Entry, Event, Queued, TurnEnded
 from rollcage.store import Store
 from rollcage.store.batches import add_to_batch, batch_log, batch_names
 from rollcage.store.copying import backup, copy_rollouts
+from rollcage.store.repair import check_whole
 from rollcage.store.retention import Prune, pin, prune, size_of, vacuum
 from rollcage.types import BatchPlace, Endpoint, FileTree, Job, Outcome, Task
 from support.commands import rollcage
@@ -265,6 +267,14 @@ async def test_what_is_readable_of_a_damaged_log_is_saved(tmp_path: Path, where:
         whole = await logs(store)
     vacuum(home / "rollouts.db")
     damage(home / "rollouts.db", where)
+    if where != "blobs":  # what blobs hold is checked when it is read
+        with pytest.raises(LogDamaged, match="doctor --repair"):
+            check_whole(home / "rollouts.db")
+        findings = json.loads(rollcage(tmp_path, "doctor", "--json").stdout)
+        [found] = [each for each in findings["findings"] if each["name"] == "log"]
+        assert not found["ok"]
+        assert "damaged" in found["detail"]
+        assert found["remedy"] == "save what is readable: rollcage doctor --repair"
     shown = rollcage(tmp_path, "doctor", "--repair", "--json")
     assert shown.returncode == 0, shown.stderr
     async with Store.open(home / "rollouts.db") as store:

@@ -98,9 +98,11 @@ def _state(settings: Settings) -> Finding:
 def _log(settings: Settings) -> Finding:
     """What the log takes, and whether it is whole."""
     from rollcage.cli.log import size_text
+    from rollcage.store.repair import check_whole
     from rollcage.store.retention import size_of
 
     try:
+        check_whole(settings.log_path)
         found = size_of(settings.log_path, settings.work_dir)
     except RollcageError as error:
         what, _, remedy = str(error).partition("): ")

@@ -335,4 +335,4 @@ class BatchView:
         """What is left at the pace since this run of it began."""
         ended = self._ended_since
         left = self.plan.size - sum(tally.ended for tally, _, _ in self._counted.values())
-        return (time.time() - self.began_at) / ended * left if ended and left else None
+        return max(0.0, time.time() - self.began_at) / ended * left if ended and left else None

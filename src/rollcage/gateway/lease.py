@@ -191,7 +191,7 @@ class Lease:
                 self._admit()
                 call = self._begin(request.headers, chat, request.size, started_at)
                 if late is not None:
-                    await self._give_up(call, chat, delivery, late)
+                    await self._give_up(replace(call, request=chat), delivery, late, time.perf_counter() - began)
                     return
                 exchange = self._exchanges[connection] = Exchange(
                     self._context,
@@ -234,10 +234,10 @@ class Lease:
             if not self._paused:
                 self.on_pause(False)
 
-    async def _give_up(self, call: ModelCall, chat: JsonObject, delivery: Delivery, waited: float) -> None:
+    async def _give_up(self, call: ModelCall, delivery: Delivery, waited: float, seconds: float) -> None:
         """The call has waited for the end of a pause for as long as it may: it failed, and no model was asked."""
         error = f"no answer from the model: the gateway was paused for more than {waited:g} s"
-        turn = turn_of(replace(call, request=chat), b"", AnswerEnd(503, error, seconds=time.time() - call.started_at))
+        turn = turn_of(call, b"", AnswerEnd(503, error, seconds=seconds))
         self._count(turn, hung_up=False)
         self._attempts.end(turn.index, broken=True)
         if not self._context.quiet:

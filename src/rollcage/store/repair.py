@@ -19,6 +19,7 @@ from rollcage.store.sqlite import (
     Inserter,
     closing,
     connect,
+    connect_reader,
     entries,
     explaining,
     migrate,
@@ -48,6 +49,22 @@ class Repaired(Value):
     """Saved."""
     damaged: str = ""
     """Where the damaged file is now."""
+
+
+def check_whole(log: Path, *, seconds: float = 5) -> None:
+    """Look through a log for as long as that; LogDamaged where something is found."""
+    until = time.monotonic() + seconds
+    with explaining(log, "read"), closing(connect_reader(log)) as connection:
+        connection.set_progress_handler(lambda: time.monotonic() > until, 10_000)
+        try:
+            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+                raise
+            return
+    if found != "ok":
+        said = " ".join(found.split())[:300]
+        raise LogDamaged(f"{log}: it is damaged ({said}): save what is readable: rollcage doctor --repair")
 
 
 def repair(log: Path) -> Repaired:

@@ -81,12 +81,17 @@ def summarise(connection: sqlite3.Connection, entry: Entry, sampled: int | None 
             )
         case Scored(reward=reward):
             connection.execute("UPDATE rollouts SET reward = ? WHERE id = ?", (reward.total, key))
-        case Ended(outcome=outcome, error=error, blame=blame):
+        case Ended(outcome=outcome, error=error, blame=blame, seconds=seconds):
+            # As long after its start as it took: the clock on the wall may have been set meanwhile.
             connection.execute(
-                "UPDATE rollouts SET stage = 'ended', outcome = ?1, ended_at = ?2, error = ?3,"
+                "UPDATE rollouts SET stage = 'ended', outcome = ?1, error = ?3,"
+                " ended_at = created_at + max(0, coalesce(?7, ?2 - created_at)),"
                 " reward = CASE WHEN ?4 THEN reward END,"
                 " blame = CASE WHEN ?4 AND reward IS NOT NULL THEN NULL ELSE ?5 END WHERE id = ?6",
-                (outcome.value, entry.time, error and _storable(error), outcome.scored, blame and blame.value, key),
+                (
+                    *(outcome.value, entry.time, error and _storable(error), outcome.scored),
+                    *(blame and blame.value, key, seconds),
+                ),
             )
 
 
