@@ -37,6 +37,7 @@ from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.sandboxes.pool import Pool
 from rollcage.settings import Settings
 from rollcage.store import Store
+from rollcage.store.work import WorkStore
 from rollcage.types import HOME, AgentSpec, Endpoint, Job, SandboxSpec, ScriptedCall, ScriptedTurn, Task
 
 SCRIPT = (
@@ -291,7 +292,9 @@ async def measure(parts: Sequence[str], rounds: int) -> dict[str, object]:
                 counts = [1, 10, 50, 100, 200] if rounds >= 20 else [1, 10]
                 result["growth"] = await growth(provider, list(layers), counts)
                 result["box_idle_mb"] = result["growth"][-1]["idle_mb"]  # type: ignore[index]
-            backends = Registry(providers={"local": provider}, agents={"opencode": agent}, gateway=gateway)
+            # As `rollcage run` and `rollcage serve` do, it keeps the agent's work.
+            kept: dict[str, Any] = {"gateway": gateway, "work": WorkStore(Path(folder) / "work", 1 << 30)}
+            backends = Registry(providers={"local": provider}, agents={"opencode": agent}, **kept)
             async with Runner.open(store, backends, at_once=8) as runner:
                 if "pairs" in parts:
                     result |= await pairs(runner, layer, endpoint, rounds, cost)
@@ -301,7 +304,7 @@ async def measure(parts: Sequence[str], rounds: int) -> dict[str, object]:
                 async with Pool.over(provider, size=1, warmer=agent, pause_s=2) as pool:
                     pool.prepare(SandboxSpec(), layers)
                     pool.prepare(SandboxSpec())
-                    backends = Registry(providers={"local": pool}, agents={"opencode": agent}, gateway=gateway)
+                    backends = Registry(providers={"local": pool}, agents={"opencode": agent}, **kept)
                     async with Runner.open(store, backends, at_once=8) as runner:
                         result |= await pairs(runner, layer, endpoint, rounds, cost, pool)
     return result

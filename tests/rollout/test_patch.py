@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollcage.results.result import result_of
-from rollcage.rollout.patch import MAX_PATCH_BYTES, patch_of, snapshot_workdir
+from rollcage.rollout.patch import MAX_PATCH_BYTES, Remembered, patch_of, snapshot_workdir
 from rollcage.sandboxes.base import Sandbox, sh
 from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.types import HOME, SandboxSpec, Task
@@ -33,9 +33,10 @@ async def _do(box: Sandbox, script: str) -> None:
 
 async def _patch(box: Sandbox, before: str, after: str) -> str:
     await _do(box, before)
-    assert await snapshot_workdir(box, WORKDIR) is not None
+    remembered = await snapshot_workdir(box, WORKDIR)
+    assert remembered is not None
     await _do(box, after)
-    patch = await patch_of(box, WORKDIR)
+    patch = await patch_of(box, WORKDIR, remembered)
     assert patch is not None
     return patch.text
 
@@ -99,9 +100,10 @@ async def test_a_full_disk_does_not_spoil_the_patch(box: Sandbox) -> None:
 
 async def test_a_very_long_patch_is_cut_at_a_line_and_says_so(box: Sandbox) -> None:
     await _do(box, "true")
-    assert await snapshot_workdir(box, WORKDIR) is not None
+    remembered = await snapshot_workdir(box, WORKDIR)
+    assert remembered is not None
     await _do(box, "seq 400000 > long.txt")
-    patch = await patch_of(box, WORKDIR)
+    patch = await patch_of(box, WORKDIR, remembered)
     assert patch is not None and patch.truncated
     assert len(patch.text) <= MAX_PATCH_BYTES and patch.text.endswith("\n")
 
@@ -110,7 +112,7 @@ async def test_a_workdir_too_large_to_be_kept_twice_is_not_remembered(state_dir:
     async with LocalProvider(state_dir) as provider, provider.open(SandboxSpec(disk_mb=512)) as box:
         await _do(box, "head -c 140M /dev/zero > large")
         assert await snapshot_workdir(box, WORKDIR) is None
-        assert await patch_of(box, WORKDIR) is None
+        assert await patch_of(box, WORKDIR, Remembered()) is None
 
 
 async def test_files_that_are_not_collected_come_with_the_reason(play: Play) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import NamedTuple
 
+import anyio
+
 from rollcage.errors import SandboxError, UsageError
 from rollcage.sandboxes.base import PATH, SHELL, Listed, Sandbox, run
 from rollcage.sandboxes.files import SKIPPED
@@ -78,9 +80,10 @@ exit 0
 # New files are only named in the index, not stored: there may be no room left for a second copy of them. The index is
 # made anew: the old one's times and sizes would be believed, and a quick agent changes a file within one tick.
 _COMPARE = f"""
-[ -s "$GIT_DIR/before" ] && cd -- "$1" || exit 3
-before=$(<"$GIT_DIR/before") || exit 4
-# Of an empty workdir, no more was written than that.
+before=$2
+[ -n "$before" ] || {{ [ -s "$GIT_DIR/before" ] && before=$(<"$GIT_DIR/before"); }} || exit 3
+cd -- "$1" || exit 4
+# Of an empty workdir, nothing may have been written.
 [ -e "$GIT_DIR/HEAD" ] || {{
 {_MAKE}
 }}
@@ -108,14 +111,21 @@ class Patch(NamedTuple):
         return frozenset(line.rpartition(" b/")[2] for line in heads)
 
 
-async def snapshot_workdir(box: Sandbox, workdir: str) -> tuple[str, ...] | None:
-    """Remember the workdir as it is, made if there is none, and say what in it is not the agent's to change: tests,
-    interpreters, what make would read before the Makefile; None where it is too large for that, or there is no git."""
+class Remembered(NamedTuple):
+    """What is known of a workdir that was remembered."""
+
+    tests: tuple[str, ...] = ()
+    """What in it is not the agent's to change: tests, interpreters, what make would read before the Makefile."""
+    empty: bool = False
+    """Nothing was in it."""
+
+
+async def snapshot_workdir(box: Sandbox, workdir: str) -> Remembered | None:
+    """Remember the workdir as it is, made if there is none; None where it is too large for that, or there is no git."""
     if isinstance(box, Listed):
         with suppress(SandboxError):  # the command says why
             if await box.names_in(workdir) == ():
-                await box.write(f"{BEFORE}/before", f"{_EMPTY}\n".encode())
-                return ()
+                return Remembered(empty=True)
     script = _shell(_REMEMBER, workdir)
     ran = await run(
         box, script, env=_ENVIRONMENT, inherit_image_env=False, cwd="/", timeout_s=TIMEOUT_S, limit=MAX_PATCH_BYTES
@@ -125,15 +135,22 @@ async def snapshot_workdir(box: Sandbox, workdir: str) -> tuple[str, ...] | None
     if ran.code:
         return None
     names = ran.stdout.data.decode("utf-8", "surrogateescape").split("\0")[:-1]
-    return () if ran.stdout.truncated else tuple(f"{workdir}/{name}" for name in names)
+    return Remembered(() if ran.stdout.truncated else tuple(f"{workdir}/{name}" for name in names))
 
 
-async def patch_of(box: Sandbox, workdir: str, *, timeout_s: float = TIMEOUT_S) -> Patch | None:
-    """What was changed in the workdir since it was remembered; None where it was not, or cannot be told."""
-    script = f"set -o pipefail; ({_COMPARE}) | head --bytes={MAX_PATCH_BYTES + 1}"
+async def patch_of(
+    box: Sandbox, workdir: str, before: Remembered, *, after: anyio.Event | None = None, timeout_s: float = TIMEOUT_S
+) -> Patch | None:
+    """What was changed in the workdir since it was remembered; None where it was not, or cannot be told.
+
+    `after`: it is looked at only then.
+    """
+    script = f"set -o pipefail; read -r; ({_COMPARE}) | head --bytes={MAX_PATCH_BYTES + 1}"
     ran = await run(
         box,
-        _shell(script, workdir),
+        _shell(script, workdir, _EMPTY if before.empty else ""),
+        stdin=b"\n",
+        stdin_after=after,
         env=_ENVIRONMENT,
         inherit_image_env=False,
         cwd="/",
@@ -146,5 +163,5 @@ async def patch_of(box: Sandbox, workdir: str, *, timeout_s: float = TIMEOUT_S) 
     return Patch(ran.stdout.text, truncated=False) if ran.code == 0 else None
 
 
-def _shell(script: str, workdir: str) -> list[str]:
-    return [*SHELL, script, "patch", workdir]
+def _shell(script: str, *words: str) -> list[str]:
+    return [*SHELL, script, "patch", *words]

@@ -14,15 +14,16 @@ import anyio
 from rollcage.errors import SandboxError, SandboxLost, ScoringError, VerifierHung
 from rollcage.events import BoxOpened, FilesCollected, Log, Suspicion, WorkStored
 from rollcage.rollout.judge import judge
-from rollcage.rollout.patch import BEFORE, TIMEOUT_S, patch_of, snapshot_workdir
+from rollcage.rollout.patch import BEFORE, TIMEOUT_S, Patch, Remembered, patch_of, snapshot_workdir
+from rollcage.rollout.plain import packed, plain_work
 from rollcage.rollout.restore import Saved, restored_paths, saved_for_later
 from rollcage.rollout.separate import collect_state, verifiers_box
 from rollcage.rollout.setup import Trees
 from rollcage.rollout.suspicions import is_within, notice_suspicions
 from rollcage.rollout.work import TIMEOUT_S as WORK_TIMEOUT_S
-from rollcage.rollout.work import WorkKeeper, store_work
+from rollcage.rollout.work import WorkKeeper, packed_in_box, store_work
 from rollcage.sandboxes.base import PATH, InProcessSandbox, Provider, Rewindable, Sandbox, run
-from rollcage.sandboxes.files import NotCopied, collect, copy_path
+from rollcage.sandboxes.files import Collected, NotCopied, collect, copy_path
 from rollcage.sandboxes.home_archive import HomeArchive, archived_home
 from rollcage.types import HOME, Job, Reward, Task
 
@@ -76,8 +77,8 @@ class Snapshot(NamedTuple):
     """What it starts from."""
     saved: Saved = Saved()
     """What of the workdir is put back there."""
-    tests: tuple[str, ...] = ()
-    """Files of setup's in the workdir that are tests."""
+    workdir: Remembered = Remembered()
+    """What the workdir was."""
 
 
 NOTHING = Snapshot()
@@ -94,13 +95,13 @@ async def snapshot_for_verify(job: Job, box: Sandbox, own: Sequence[str]) -> Asy
         yield Snapshot()
         return
     task = job.task
-    tests = await snapshot_workdir(box, task.workdir)
+    workdir = await snapshot_workdir(box, task.workdir)
     async with AsyncExitStack() as stack:
         archive: HomeArchive | None = None
         saved = Saved()
         limit = (2 * job.sandbox.disk_mb) << 20  # what the box's image brings is on no disk of its own
         if task.verify_in == "fresh":
-            if tests is not None:
+            if workdir is not None and not workdir.empty:
                 archive = await stack.enter_async_context(archived_home(box, only=(BEFORE,), limit=limit))
         elif isinstance(box, Rewindable):
             await box.checkpoint()
@@ -108,9 +109,10 @@ async def snapshot_for_verify(job: Job, box: Sandbox, own: Sequence[str]) -> Asy
             # The agent's own folders can be large, and BEFORE lies in one of them.
             without = [task.workdir, *task.keep, *(path for path in own if not BEFORE.startswith(f"{path}/"))]
             archive = await stack.enter_async_context(archived_home(box, without=without, limit=limit))
+        workdir = workdir or Remembered()
         if task.verify_in == "fresh" or not isinstance(box, Rewindable):
-            saved = await stack.enter_async_context(saved_for_later(box, restored_paths(task, tests or ()), limit))
-        yield Snapshot(archive, saved, tests or ())
+            saved = await stack.enter_async_context(saved_for_later(box, restored_paths(task, workdir.tests), limit))
+        yield Snapshot(archive, saved, workdir)
 
 
 async def verify(
@@ -140,12 +142,12 @@ async def verify(
     try:
         with anyio.fail_after(seconds + GRACE_S):
             if own_box:
-                await _take_stock(job.task, box, log, keeper, seconds / 4, snapshot.tests)
+                await _take_stock(job.task, box, log, keeper, seconds / 4, snapshot.workdir)
                 await collect_state(job, box, log)
                 async with verifiers_box(job, own_box, box, provider, log, seconds) as (clean, own_job):
                     return await judge(own_job, clean, log, deadline, trees)
             if job.task.verify_in == "box" and isinstance(box, Rewindable):
-                await _rewind(job.task, box, log, own, snapshot.tests)
+                await _rewind(job.task, box, log, own, snapshot.workdir.tests)
                 place: AbstractAsyncContextManager[Sandbox] = nullcontext(box)
             else:
                 # What the agent made must not use up the verifier's time; removing half a copy takes as long again.
@@ -153,7 +155,7 @@ async def verify(
                 place = _second_box(job, partial(copy_path, box, timeout_s=min(COPY_S, share)), provider, log, snapshot)
             async with place as clean:
                 began = time.monotonic()
-                changed = await _take_stock(job.task, clean, log, keeper, seconds / 4, snapshot.tests)
+                changed = await _take_stock(job.task, clean, log, keeper, seconds / 4, snapshot.workdir)
                 slow = time.monotonic() - began > seconds / 4
                 await collect_state(job, clean, log)
                 async with _undone(clean) if goes_on else nullcontext():
@@ -168,33 +170,16 @@ async def verify(
 
 
 async def _take_stock(
-    task: Task, box: Sandbox, log: Log, keeper: WorkKeeper | None, seconds: float, tests: Sequence[str]
+    task: Task, box: Sandbox, log: Log, keeper: WorkKeeper | None, seconds: float, before: Remembered
 ) -> frozenset[str] | None:
-    """Log what the agent left, and store it: as it is before anything judges it. Returns which files it changed.
-
-    The agent's files decide how long that takes; the verifier must have time left whatever they are.
-    """
-    places = {"logs": str(PurePosixPath(task.reward_dir).parent), "tests": task.tests_dir, "reward": task.reward_dir}
-    try:
-        collected = await collect(box, task.workdir, before=_CLEAR.format(**places), timeout_s=min(COLLECT_S, seconds))
-    except SandboxLost:
-        raise
-    except SandboxError as error:
-        # What is in there decides how long that takes, and where all is kept the programs that look are the agent's.
-        raise ScoringError(f"the agent's work cannot be looked at: {error}", blame="agent") from error
-    work: list[WorkStored] = []
-
-    async def keep(keeper: WorkKeeper) -> None:
-        paths = (task.workdir, *task.keep)
-        if task.paths == "system":
-            work.append(WorkStored(why_not="the task's work is a whole system"))
-            return
-        work.append(await store_work(box, paths, keeper, timeout_s=min(WORK_TIMEOUT_S, seconds)))
-
-    async with anyio.create_task_group() as tasks:
+    """Log what the agent left, and store it: as it is before anything judges it. Returns which files it changed."""
+    plain = await plain_work(task, box) if before.empty else None
+    if plain is None:
+        collected, patch, stored = await _looked_at(task, box, keeper, seconds, before)
+    else:
+        collected, patch, stored = plain.collected, plain.patch, None
         if keeper is not None:
-            tasks.start_soon(keep, keeper)
-        patch = await patch_of(box, task.workdir, timeout_s=min(TIMEOUT_S, seconds))
+            stored = await store_work((task.workdir,), keeper, packed(task.workdir, plain.entries))
     await log(
         FilesCollected(
             files=collected.files,
@@ -204,10 +189,52 @@ async def _take_stock(
             patch_truncated=bool(patch and patch.truncated),
         )
     )
-    await notice_suspicions(task, box, collected, patch, tests, log)
-    for stored in work:
+    await notice_suspicions(task, box, collected, patch, before.tests, log)
+    if stored is not None:
         await log(stored)
     return patch.changed if patch else None
+
+
+async def _looked_at(
+    task: Task, box: Sandbox, keeper: WorkKeeper | None, seconds: float, before: Remembered
+) -> tuple[Collected, Patch | None, WorkStored | None]:
+    """What the agent left, by commands in the box.
+
+    The agent's files decide how long that takes; the verifier must have time left whatever they are.
+    """
+    places = {"logs": str(PurePosixPath(task.reward_dir).parent), "tests": task.tests_dir, "reward": task.reward_dir}
+    cleared = anyio.Event()
+    patches, work, unseen = list[Patch | None](), list[WorkStored](), list[SandboxError]()
+
+    async def compare() -> None:
+        limit = min(TIMEOUT_S, seconds)
+        patches.append(await patch_of(box, task.workdir, before, after=cleared, timeout_s=limit))
+
+    async def keep(keeper: WorkKeeper) -> None:
+        if task.paths == "system":
+            work.append(WorkStored(why_not="the task's work is a whole system"))
+            return
+        paths = (task.workdir, *task.keep)
+        packing = packed_in_box(box, paths, cleared)
+        work.append(await store_work(paths, keeper, packing, timeout_s=min(WORK_TIMEOUT_S, seconds)))
+
+    # All begin at once, which takes most of their time, and look once what might mislead them is out of the way.
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(compare)
+        if keeper is not None:
+            tasks.start_soon(keep, keeper)
+        try:
+            clear, limit = _CLEAR.format(**places), min(COLLECT_S, seconds)
+            collected = await collect(box, task.workdir, before=clear, begun=cleared, timeout_s=limit)
+        except SandboxError as error:
+            unseen.append(error)
+            tasks.cancel_scope.cancel()
+    for why in unseen:
+        if isinstance(why, SandboxLost):
+            raise why
+        # What is in there decides how long that takes, and where all is kept the programs that look are the agent's.
+        raise ScoringError(f"the agent's work cannot be looked at: {why}", blame="agent") from why
+    return collected, patches[0], work[0] if work else None
 
 
 @asynccontextmanager

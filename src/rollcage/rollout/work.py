@@ -29,14 +29,14 @@ class WorkKeeper(Protocol):
 
 
 async def store_work(
-    box: Sandbox, paths: Sequence[str], keeper: WorkKeeper, *, timeout_s: float = TIMEOUT_S
+    paths: Sequence[str], keeper: WorkKeeper, packed: AsyncGenerator[bytes, None], *, timeout_s: float = TIMEOUT_S
 ) -> WorkStored:
-    """Pack these paths below home as they are, and keep them. Where that fails the event says why: it is no error."""
+    """Keep these paths, packed. Where that fails the event says why: it is no error."""
     if not keeper.limit:
         return WorkStored(why_not="this machine keeps no work: ROLLCAGE_KEEP_WORK_MB is 0")
     try:
         with anyio.fail_after(timeout_s):
-            async with aclosing(_packed(box, paths)) as chunks:
+            async with aclosing(packed) as chunks:
                 digest, size = await keeper.put(chunks)
     except TimeoutError:
         return WorkStored(why_not=f"packing it took more than {timeout_s:g} s")
@@ -45,15 +45,18 @@ async def store_work(
     return WorkStored(digest=digest, size=size, paths=tuple(paths))
 
 
-async def _packed(box: Sandbox, paths: Sequence[str]) -> AsyncGenerator[bytes, None]:
-    """The archive; SandboxError at its end where something could not be read: half of the work must not be judged."""
+async def packed_in_box(box: Sandbox, paths: Sequence[str], after: anyio.Event) -> AsyncGenerator[bytes, None]:
+    """The archive of these paths below home, as they are `after` that; SandboxError at its end where something could
+    not be read: half of the work must not be judged."""
     # Of many complaints the first are enough: nobody reads the others, and a full pipe would stop the packing.
-    script = """for name; do shift; [ ! -e "$name" ] || set -- "$@" "$name"; done
+    script = """read -r
+    for name; do shift; [ ! -e "$name" ] || set -- "$@" "$name"; done
     exec tar --create --sparse --one-file-system --sort=name --file=- --files-from=/dev/null -- "$@" \\
       2> >(head --bytes=300 >&2; cat >/dev/null)"""
     names = [str(PurePosixPath(path).relative_to(HOME)) for path in paths]
     argv = [*SHELL, script, "pack", *names]
     async with box.spawn(argv, env={"PATH": PATH}, inherit_image_env=False, cwd=HOME) as process:
+        await after.wait()
         await process.stdin.aclose()
         async for chunk in process.stdout:
             yield chunk

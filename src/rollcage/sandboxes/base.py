@@ -339,13 +339,17 @@ async def run(
     argv: Sequence[str],
     *,
     stdin: bytes = b"",
+    stdin_after: anyio.Event | None = None,
     env: Mapping[str, str] | None = None,
     cwd: str = HOME,
     inherit_image_env: bool = True,
     timeout_s: float = 60,
     limit: int = 64 << 10,
 ) -> Exit:
-    """Run a command to its end; at the time limit it is killed with all it started (exit code 124)."""
+    """Run a command to its end; at the time limit it is killed with all it started (exit code 124).
+
+    `stdin_after`: its input waits for that, and so does a command that reads it first.
+    """
     started = time.monotonic()
     stdout, stderr = Tail(limit), Tail(limit)
     code, timed_out = 124, True
@@ -360,6 +364,8 @@ async def run(
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(stdout.drain, process.stdout)
                 tasks.start_soon(stderr.drain, process.stderr)
+                if stdin_after:
+                    await stdin_after.wait()
                 if stdin:
                     await feed(process.stdin)
                 await process.stdin.aclose()

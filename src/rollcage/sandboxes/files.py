@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from rollcage.errors import SandboxError
 from rollcage.sandboxes.base import PATH, SHELL, CapturedOutput, Sandbox, Tail, tail
+from rollcage.sandboxes.contents import FolderEntry
 from rollcage.types import HOME
 
 SKIPPED = (".git", "__pycache__", "node_modules", ".venv")
@@ -39,10 +40,13 @@ class Collected(NamedTuple):
     """There were more than could be listed."""
 
 
-async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: float = 30) -> Collected:
+async def collect(
+    box: Sandbox, folder: str, *, before: str = "", begun: anyio.Event | None = None, timeout_s: float = 30
+) -> Collected:
     """The text files below a folder, within limits; symlinks are never followed.
 
     `before`: shell text that is run first, in the same process, with the folder as its `$1`; its failure is an error.
+    `begun`: set as soon as that is done.
     """
     prune = [word for name in SKIPPED for word in ("-name", name, "-o")][:-1]
     if folder in (HOME, "/root"):  # what we keep at home is nobody's work either
@@ -52,7 +56,11 @@ async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: flo
     pack = "exec tar --create --ignore-failed-read --no-recursion --null --files-from=- --file=-"
     script = f'{{ {before}\n:; }} </dev/null\ncd -- "$1" || exit 1\nshift; printf "\\0"; "$@"; printf "\\0"; {pack}'
     argv = [*SHELL, script, "collect", folder, *look]
-    listing, archive, complaints = _Listing(), Tail(2 * MAX_TOTAL_BYTES + MAX_FILES * 4096), Tail(64 << 10)
+    listing, archive, complaints = (
+        _Listing(begun or anyio.Event()),
+        Tail(2 * MAX_TOTAL_BYTES + MAX_FILES * 4096),
+        Tail(64 << 10),
+    )
     names: list[bytes] = []
     extra: dict[str, str] = {}
     listed: list[str] = []
@@ -67,7 +75,7 @@ async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: flo
                     await process.stdin.send(b"".join(name + b"\0" for name in names))
                 await process.stdin.aclose()
             await process.wait()
-    if not listing.begun:
+    if not listing.begun.is_set():
         raise SandboxError(f"cannot look into {folder}: {complaints.output.text.strip()}")
     files: dict[str, str] = {}
     if names:
@@ -76,17 +84,29 @@ async def collect(box: Sandbox, folder: str, *, before: str = "", timeout_s: flo
     return Collected(files, dict(sorted(extra.items())), tuple(listed), not listing.whole)
 
 
+def collected_from(entries: Sequence[FolderEntry]) -> Collected:
+    """The same of a folder that was read whole."""
+    contents = {
+        each.path.encode(): each.data for each in entries if each.data is not None and not is_skipped(each.path)
+    }
+    names, extra, listed = _chosen(sorted(b"f %d %s" % (len(data), name) for name, data in contents.items()))
+    files, binary = _texts((name.decode(), contents[name]) for name in names)
+    return Collected(files, dict(sorted({**extra, **dict.fromkeys(binary, "binary")}.items())), tuple(listed))
+
+
+def is_skipped(path: str) -> bool:
+    """Whether it is nobody's work."""
+    return not set(SKIPPED).isdisjoint(path.split("/"))
+
+
 class _Listing:
     """Rows that end in NUL characters, after a NUL; an empty row is the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, begun: anyio.Event) -> None:
         self._data = bytearray()
         self._cut = self.whole = False
-
-    @property
-    def begun(self) -> bool:
-        """Whether anything came."""
-        return bool(self._data)
+        self.begun = begun
+        """Set once anything came."""
 
     @property
     def rows(self) -> list[bytes]:
@@ -99,6 +119,7 @@ class _Listing:
         async for chunk in stream:
             seen = max(0, len(self._data) - 1)
             self._data += chunk
+            self.begun.set()
             if self._data.find(b"\0\0", seen) >= 0:
                 self.whole = not self._cut
                 return
@@ -141,20 +162,24 @@ def _reason(kind: bytes, size: int, total: int, count: int) -> str:
 
 
 def _untar(archive: CapturedOutput) -> tuple[dict[str, str], list[str]]:
+    if archive.truncated:
+        return {}, []
+    with tarfile.open(fileobj=io.BytesIO(archive.data), mode="r:") as tar:
+        streams = ((member.name, tar.extractfile(member) if member.isreg() else None) for member in tar)
+        return _texts((name, stream.read() if stream else b"\0") for name, stream in streams)
+
+
+def _texts(contents: Iterable[tuple[str, bytes]]) -> tuple[dict[str, str], list[str]]:
+    """Those that are texts, and the names of the others."""
     files: dict[str, str] = {}
     binary: list[str] = []
-    if archive.truncated:
-        return files, binary
-    with tarfile.open(fileobj=io.BytesIO(archive.data), mode="r:") as tar:
-        for member in tar:
-            stream = tar.extractfile(member) if member.isreg() else None
-            data = stream.read() if stream else b"\0"
-            try:
-                if b"\0" in data:
-                    raise UnicodeError
-                files[member.name] = data.decode()
-            except UnicodeError:
-                binary.append(member.name)
+    for name, data in contents:
+        try:
+            if b"\0" in data:
+                raise UnicodeError
+            files[name] = data.decode()
+        except UnicodeError:
+            binary.append(name)
     return files, binary
 
 

@@ -18,6 +18,7 @@ from rollcage.sandboxes import launcher, seccomp
 from rollcage.sandboxes.base import BoxUser, Separation
 from rollcage.sandboxes.box import BackendBox
 from rollcage.sandboxes.box_rpc import BoxReply, RequestRefused, checked_path, listening, read_file, write_file
+from rollcage.sandboxes.contents import FolderEntry
 from rollcage.sandboxes.inside.orders import TOOLS
 from rollcage.sandboxes.judged import JudgedSide, Side, null_streams
 from rollcage.sandboxes.local.cgroups import Cgroup
@@ -146,6 +147,25 @@ class LocalBox(BackendBox[LocalProcess]):
         reply = await self._ask_about_files("list", {"path": checked_path(folder), "most": _MOST_NAMES}, ())
         names = reply.body["names"]
         return None if names is None else tuple(names)
+
+    async def plain_contents(self, folder: str, empty: Sequence[str]) -> list[FolderEntry] | None:
+        """All that is in a folder, and the folders `empty` made; None where it takes a command to look."""
+        if self._rooted:
+            return None
+        if self._running:
+            raise SandboxError("cannot read a folder whole: a command is running in the box")
+        reply = await self._ask_about_files("contents", {"path": checked_path(folder), "empty": list(empty)}, ())
+        if not reply.fds:
+            return None
+        [content] = reply.fds
+        try:
+            # In the order in which they lie there.
+            return [
+                FolderEntry(path, mode, mtime, os.read(content, size) if size >= 0 else None)
+                for path, mode, mtime, size in reply.body["entries"]
+            ]
+        finally:
+            os.close(content)
 
     def listen(self, port: int) -> AbstractAsyncContextManager[socket.socket]:
         """A listening socket that is 127.0.0.1:port in the box and is served by this process; closed with the block."""

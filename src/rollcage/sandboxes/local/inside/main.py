@@ -17,7 +17,7 @@ from typing import Any
 from rollcage.sandboxes.inside import files, kernel
 from rollcage.sandboxes.inside.processes import end_all
 from rollcage.sandboxes.inside.requests import connect, hand_over, listen, read_request, refusal_of
-from rollcage.sandboxes.local.inside import home, judged, rootfs, spawn, usage, users
+from rollcage.sandboxes.local.inside import home, judged, plain, rootfs, spawn, usage, users
 
 MOST_BYTES = 64
 _AS_ROOT = ("build", "discard")
@@ -100,6 +100,8 @@ def _serve(action: str, fds: list[int], bwrap: int, own: int) -> None:
         answer, passed = refusal_of(error), []
     try:
         _say(reply, answer, passed)
+        if action != "join":
+            reply.close()  # who asked waits for that, and need not wait until our memory is given back
     finally:
         os._exit(0)
 
@@ -130,6 +132,9 @@ def _perform(action: str, request: dict[str, Any], fds: Sequence[int], own: int)
         return {"ok": True}, [files.open_file(rootfs.ROOT, request["path"])]
     if action == "list":
         return {"names": files.names_in(rootfs.ROOT, request["path"], request["most"])}, []
+    if action == "contents":
+        entries, content = plain.plain_contents(rootfs.ROOT, request["path"], request["empty"]) or ([], -1)
+        return {"entries": entries}, [content] if content >= 0 else []
     if action == "divide":
         return {"ok": True}, [judged.divide(request)]
     if action == "written":
