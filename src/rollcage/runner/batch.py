@@ -39,7 +39,7 @@ class CellJob(NamedTuple):
     """What is run for one cell."""
 
     job: Job
-    release: Callable[[], None]
+    release: Callable[[], object]
     """Called when its rollout is over."""
 
 
@@ -96,7 +96,7 @@ class BatchRun:
         self.on_row: OnRow = lambda row: None
         """Told of each rollout when it begins and when it ends."""
 
-    async def run(self, began: Callable[[], None] = lambda: None) -> None:
+    async def run(self, began: Callable[[], object] = lambda: None) -> None:
         """To the end, or to a limit. The log says which; whoever cancels this finds it `interrupted`.
 
         `began` is called once the log says that it runs.
