@@ -56,6 +56,9 @@ async def test_every_task_model_and_sample_is_one_rollout(evaluated: Any, store:
     rows = await batch_rows(store, "first")
     assert len({row.cell for row in rows}) == len(rows) == 6
     assert report.overall.mean == 0.5 and "first" in batch.table() and "<table>" in batch._repr_html_()
+    frame = batch.to_pandas()
+    assert sorted(frame.task.value_counts().items()) == [("broken", 2), ("fail", 2), ("pass", 2)]
+    assert frame.reward.mean() == 0.5 and frame.reward.isna().sum() == 2
     rollout = await store.rollout(rows[0].rollout_id)
     assert rollout.batch and (rollout.batch.name, rollout.batch.sample) == ("first", rows[0].sample)
 

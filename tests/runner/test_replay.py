@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from rollcage import UsageError
 from rollcage.agents.base import Scriptable
+from rollcage.events import TurnEnded
 from rollcage.results.fold import Rollout
 from rollcage.runner import Runner
 from rollcage.runner.registry import Registry
@@ -22,6 +25,7 @@ from rollcage.tasks import load
 from rollcage.trajectory import sequences
 from rollcage.types import Check, ScriptedCall, ScriptedTurn, Task
 from rollcage.wiring import agents
+from support.paths import ROOT
 from support.playing import Play
 
 
@@ -72,6 +76,28 @@ class Two(unittest.TestCase):
             self.assertEqual(file.read(), "two\\n")
 """
 SCRIPTED = """test "$(untrusted cat two.txt)" = two && echo '{"reward": 0.5, "style": 1}' > ${REWARD_FILE%.txt}.json"""
+
+
+async def test_what_tests_leave_is_replayed_and_held_to_its_original(
+    original: Rollout, store: Store, state_dir: Path, tmp_path: Path
+) -> None:
+    """`scripts/replay_tests.py`: of two logs one is as it was, and one as if a command had printed something else."""
+    changed = otherwise(original)
+    for name, turns in (("same", original.turns), ("other", changed.turns)):
+        (tmp_path / "left" / name).mkdir(parents=True)
+        async with Store.open(tmp_path / "left" / name / "rollouts.db") as copy:
+            for entry in await store.read(original.id):
+                event = entry.event
+                event = TurnEnded(turn=turns[event.turn.index]) if isinstance(event, TurnEnded) else event
+                await copy.append(original.id, event)
+    command = [sys.executable, str(ROOT / "scripts/replay_tests.py"), str(tmp_path / "left"), "--state", str(state_dir)]
+    ended = await anyio.run_process(command, check=False)
+    said = ended.stdout.decode()
+    assert ended.returncode == 1, said + ended.stderr.decode()
+    assert f"same: {original.id} by mini, finished: the same" in said, said
+    assert f"other: {original.id} by mini, finished: turn 3: messages[" in said, said
+
+
 STYLES: dict[str, tuple[dict[str, Any], float | None]] = {
     "commands": ({"verify": ("test -e two.txt", "test -e three.txt")}, 0.5),
     "checks": ({"checks": (Check(kind="unittest", path="test_it.py"),), "tests": {"test_it.py": TESTED}}, 1.0),
