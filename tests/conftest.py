@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +14,13 @@ import pytest
 
 # Fetched by the fixtures that need it: most tests use few of these, and each is collected in every process.
 if TYPE_CHECKING:
+    from playwright.async_api import Browser
+
     from rollcage.agents.base import Agent
     from rollcage.results.fold import Rollout
     from rollcage.runner import Registry, Runner
-    from rollcage.simulators import ScriptedModel
+    from rollcage.sandboxes.container.provider import ContainerProvider
+    from rollcage.simulators import FleetRuntime, ScriptedModel
     from rollcage.store import Store
     from rollcage.types import AgentSpec, Endpoint, SandboxSpec, ScriptedTurn, Task
     from support.playing import Play
@@ -52,6 +55,50 @@ async def model() -> AsyncIterator[ScriptedModel]:
 
     async with ScriptedModel() as scripted:
         yield scripted
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[FleetRuntime]:
+    """A local Fleet; whatever a test does, it leaves no instance running."""
+    from rollcage.simulators import FleetRuntime
+
+    async with FleetRuntime() as runtime:
+        yield runtime
+        assert runtime.running == []
+
+
+@pytest.fixture(scope="module")
+def fleet_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The variables that lead to a local Fleet in another process, where nothing is left at the end."""
+    from support.fleet_stand import served_fleet
+
+    with served_fleet(tmp_path_factory.mktemp("fleet")) as variables:
+        yield variables
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    from support.browser import chromium
+
+    async with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def engine_address() -> Iterator[str]:
+    """A container engine."""
+    from support.container_engine import an_engine
+
+    with an_engine() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+async def containers(engine_address: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ContainerProvider]:
+    from rollcage.sandboxes.container.provider import ContainerProvider
+
+    async with ContainerProvider(tmp_path_factory.mktemp("state"), [engine_address]) as opened:
+        yield opened
 
 
 @pytest.fixture

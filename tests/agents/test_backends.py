@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from rollcage.sandboxes.e2b.provider import E2BProvider
 from rollcage.settings import Settings
 from rollcage.types import SandboxSpec
 from rollcage.wiring import agents
-from support.container_engine import an_engine
 from support.e2b_runtime import E2BRuntime
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -29,19 +27,9 @@ ONE_ROLLOUT = (
 """Checks that look at one and the same rollout; conformance/test_agent_suite.py tries the others in local boxes."""
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    # Not below pytest's own folder: podman refuses a path of more than 50 characters.
-    with (
-        tempfile.TemporaryDirectory(prefix="engine-", ignore_cleanup_errors=True) as folder,
-        an_engine(Path(folder)) as found,
-    ):
-        yield found
-
-
 @pytest.fixture
-async def containers(address: str, state_dir: Path) -> AsyncIterator[ContainerProvider]:
-    async with ContainerProvider(state_dir, [address]) as opened:
+async def containers(engine_address: str, state_dir: Path) -> AsyncIterator[ContainerProvider]:
+    async with ContainerProvider(state_dir, [engine_address]) as opened:
         yield opened
 
 

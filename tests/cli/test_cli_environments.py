@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rollcage.simulators.fleet.task import desk_task
-from support.commands import environ, rollcage
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The variables that lead to a local Fleet in another process."""
-    home = tmp_path_factory.mktemp("fleet")
-    command = [sys.executable, "-m", "rollcage", "fleet", "demo", "--serve", "--json"]
-    with subprocess.Popen(command, env=environ(home), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        said = json.loads(process.stdout.readline())
-        variables = {"FLEET_BASE_URL": said["base_url"], "FLEET_API_KEY": said["api_key"]}
-        yield variables
-        assert json.loads(rollcage(home, "fleet", "ls", "--instances", "--json", env=variables).stdout) == []
-        process.send_signal(signal.SIGINT)
-        assert process.wait(120) == 0
+from support.commands import rollcage
 
 
 @pytest.fixture
@@ -55,30 +36,30 @@ def test_the_demonstration_runs_a_whole_rollout(tmp_path: Path) -> None:
 
 
 def test_a_task_runs_on_an_environment_by_both_ways_of_naming_it(
-    tmp_path: Path, task: Path, fleet: dict[str, str]
+    tmp_path: Path, task: Path, fleet_env: dict[str, str]
 ) -> None:
     for words in (
         ["run", str(task), "--environment", "fleet:ticket-desk"],
         ["fleet", "run", "ticket-desk", str(task)],
     ):
-        done = rollcage(tmp_path, *words, "--json", env=fleet)
+        done = rollcage(tmp_path, *words, "--json", env=fleet_env)
         assert done.returncode == 0, done.stderr + done.stdout
         assert json.loads(done.stdout)["reward"] == 1.0
-    shown = rollcage(tmp_path, "fleet", "run", "ticket-desk", str(task), "--seed", "8", env=fleet)
+    shown = rollcage(tmp_path, "fleet", "run", "ticket-desk", str(task), "--seed", "8", env=fleet_env)
     assert "environment ticket-desk:v1.1.0 local-" in shown.stdout
     assert "reward 0.0" in shown.stdout, "with another seed it is another ticket"
 
 
-def test_what_is_missing_is_said_before_anything_starts(tmp_path: Path, task: Path, fleet: dict[str, str]) -> None:
+def test_what_is_missing_is_said_before_anything_starts(tmp_path: Path, task: Path, fleet_env: dict[str, str]) -> None:
     nothing = {"FLEET_API_KEY": "", "FLEET_BASE_URL": ""}
     cases = [
         (["run", str(task), "--environment", "fleet:ticket-desk"], nothing, "FLEET_API_KEY is not set"),
-        (["run", str(task)], fleet, "name one: --environment"),
-        (["run", str(task), "--environment", "shop:x"], fleet, "known: fleet, mcp, openenv"),
-        (["run", str(task), "--verifier", "nowhere.py"], fleet, "--verifier: cannot read nowhere.py"),
-        (["fleet", "run", "ticket-desk", "--agent", "loop"], fleet, "--agent: goes with a task"),
-        (["fleet", "run", "ticket-desk", str(task), "--region", "x"], fleet, "--region: goes without a task"),
-        (["fleet", "demo", "--agent", "loop", "--serve"], fleet, "--agent and --serve"),
+        (["run", str(task)], fleet_env, "name one: --environment"),
+        (["run", str(task), "--environment", "shop:x"], fleet_env, "known: fleet, mcp, openenv"),
+        (["run", str(task), "--verifier", "nowhere.py"], fleet_env, "--verifier: cannot read nowhere.py"),
+        (["fleet", "run", "ticket-desk", "--agent", "loop"], fleet_env, "--agent: goes with a task"),
+        (["fleet", "run", "ticket-desk", str(task), "--region", "x"], fleet_env, "--region: goes without a task"),
+        (["fleet", "demo", "--agent", "loop", "--serve"], fleet_env, "--agent and --serve"),
     ]
     for words, variables, said in cases:
         done = rollcage(tmp_path, *words, env=variables)
@@ -86,9 +67,9 @@ def test_what_is_missing_is_said_before_anything_starts(tmp_path: Path, task: Pa
 
 
 def test_an_environment_that_is_unknown_ends_the_rollout_with_its_name(
-    tmp_path: Path, task: Path, fleet: dict[str, str]
+    tmp_path: Path, task: Path, fleet_env: dict[str, str]
 ) -> None:
-    done = rollcage(tmp_path, "fleet", "run", "no-such-desk", str(task), "--json", env=fleet)
+    done = rollcage(tmp_path, "fleet", "run", "no-such-desk", str(task), "--json", env=fleet_env)
     result = json.loads(done.stdout)
     assert (done.returncode, result["outcome"], result["reward"]) == (1, "environment_failed", None)
     assert "no-such-desk" in result["error"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -14,22 +12,6 @@ import pytest
 
 from rollcage.simulators import FleetRuntime
 from support.commands import environ, rest, rollcage
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The variables that lead to a local Fleet."""
-    home = tmp_path_factory.mktemp("fleet")
-    command = [sys.executable, "-m", "rollcage", "fleet", "demo", "--serve", "--json"]
-    with subprocess.Popen(command, env=environ(home), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        said = json.loads(process.stdout.readline())
-        variables = {"FLEET_BASE_URL": said["base_url"], "FLEET_API_KEY": said["api_key"]}
-        yield variables
-        # Whatever the tests did, nothing is left.
-        assert json.loads(rollcage(home, "fleet", "ls", "--instances", "--json", env=variables).stdout) == []
-        process.send_signal(signal.SIGINT)
-        assert process.wait(120) == 0
 
 
 def test_the_demo_is_the_same_each_time(tmp_path: Path) -> None:
@@ -48,34 +30,36 @@ def test_the_demo_is_another_with_another_seed(tmp_path: Path) -> None:
     assert other["calls"][0]["answer"]["tickets"][0]["customer"] not in first.stdout
 
 
-def test_environments_are_listed(tmp_path: Path, fleet: dict[str, str]) -> None:
-    assert "ticket-desk-eu  v1.1.0" in rollcage(tmp_path, "fleet", "ls", env=fleet).stdout
-    listed = json.loads(rollcage(tmp_path, "fleet", "ls", "--json", env=fleet).stdout)
+def test_environments_are_listed(tmp_path: Path, fleet_env: dict[str, str]) -> None:
+    assert "ticket-desk-eu  v1.1.0" in rollcage(tmp_path, "fleet", "ls", env=fleet_env).stdout
+    listed = json.loads(rollcage(tmp_path, "fleet", "ls", "--json", env=fleet_env).stdout)
     assert [one["key"] for one in listed] == ["ticket-desk", "ticket-desk-eu"]
 
 
-def test_an_environment_is_tried_and_released(tmp_path: Path, fleet: dict[str, str]) -> None:
-    done = rollcage(tmp_path, "fleet", "run", "ticket-desk:1.0.0", "--seed", "3", env=fleet)
+def test_an_environment_is_tried_and_released(tmp_path: Path, fleet_env: dict[str, str]) -> None:
+    done = rollcage(tmp_path, "fleet", "run", "ticket-desk:1.0.0", "--seed", "3", env=fleet_env)
     assert done.returncode == 0
     assert done.stdout.startswith("provisioned  ticket-desk:v1.0.0, instance local-")
     assert done.stdout.endswith("released\n")
 
 
-def test_tools_are_shown_and_given_in_openais_format(tmp_path: Path, fleet: dict[str, str]) -> None:
-    shown = rollcage(tmp_path, "fleet", "tools", "ticket-desk", env=fleet).stdout
+def test_tools_are_shown_and_given_in_openais_format(tmp_path: Path, fleet_env: dict[str, str]) -> None:
+    shown = rollcage(tmp_path, "fleet", "tools", "ticket-desk", env=fleet_env).stdout
     assert "assign_ticket: Give a ticket to a team." in shown
     assert "  limit (optional): " in shown
-    given = json.loads(rollcage(tmp_path, "fleet", "tools", "ticket-desk", "--json", env=fleet).stdout)
+    given = json.loads(rollcage(tmp_path, "fleet", "tools", "ticket-desk", "--json", env=fleet_env).stdout)
     assert given["tools"][1]["function"]["parameters"]["$defs"]["Period"]
     assert given["report"]["status"] == "whole"
 
 
-def test_a_tool_is_called(tmp_path: Path, fleet: dict[str, str]) -> None:
-    first = rollcage(tmp_path, "fleet", "call", "ticket-desk", "list_tickets", '{"limit": 2}', "--seed", "4", env=fleet)
+def test_a_tool_is_called(tmp_path: Path, fleet_env: dict[str, str]) -> None:
+    first = rollcage(
+        tmp_path, "fleet", "call", "ticket-desk", "list_tickets", '{"limit": 2}', "--seed", "4", env=fleet_env
+    )
     assert len(json.loads(first.stdout)["tickets"]) == 2
     assert "list_tickets on mcp" in first.stderr
     piped = ("fleet", "call", "ticket-desk", "list_tickets", "-", "--seed", "4", "--json")
-    again = rollcage(tmp_path, *piped, env=fleet, stdin='{"limit": 2}')
+    again = rollcage(tmp_path, *piped, env=fleet_env, stdin='{"limit": 2}')
     assert json.loads(again.stdout)["structured"] == json.loads(first.stdout)
 
 
@@ -90,18 +74,18 @@ def test_a_tool_is_called(tmp_path: Path, fleet: dict[str, str]) -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_one_place(
-    tmp_path: Path, fleet: dict[str, str], arguments: tuple[str, ...], code: int, words: str
+    tmp_path: Path, fleet_env: dict[str, str], arguments: tuple[str, ...], code: int, words: str
 ) -> None:
-    done = rollcage(tmp_path, "fleet", *arguments, env=fleet)
+    done = rollcage(tmp_path, "fleet", *arguments, env=fleet_env)
     assert (done.returncode, done.stdout) == (code, "")
     assert words in done.stderr
 
 
-def test_no_key_and_a_wrong_key_are_told_apart(tmp_path: Path, fleet: dict[str, str]) -> None:
+def test_no_key_and_a_wrong_key_are_told_apart(tmp_path: Path, fleet_env: dict[str, str]) -> None:
     none = rollcage(tmp_path, "fleet", "ls", "--json")
     assert none.returncode == 3
     assert "set FLEET_API_KEY" in json.loads(none.stdout)["error"]
-    wrong = rollcage(tmp_path, "fleet", "run", "ticket-desk", env={**fleet, "FLEET_API_KEY": "sk-secret-thing"})
+    wrong = rollcage(tmp_path, "fleet", "run", "ticket-desk", env={**fleet_env, "FLEET_API_KEY": "sk-secret-thing"})
     assert wrong.returncode == 3
     assert "check FLEET_API_KEY" in wrong.stderr
     assert "sk-secret-thing" not in wrong.stderr + wrong.stdout

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import anyio
 import pytest
@@ -14,11 +14,11 @@ import pytest
 from rollcage.conformance.sandboxes import CHECKS, CheckVerdict, ConformanceCheck, Traits, check, chosen, judge
 from rollcage.conformance.sandboxes.backends import traits_of
 from rollcage.errors import SandboxLost, UsageError
-from rollcage.sandboxes.base import Process, Sandbox
+from rollcage.sandboxes.base import Process, Sandbox, SpawnOptions
 from rollcage.sandboxes.layers import Layer
 from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.sandboxes.plain import PlainBox
-from rollcage.types import HOME, SandboxSpec
+from rollcage.types import SandboxSpec
 from support.boxes import ROOT
 
 
@@ -71,31 +71,16 @@ class HangsOnRead(PlainBox):
 
 
 class AddsToEnvironment(PlainBox):
-    def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str = HOME,
-        inherit_image_env: bool = True,
-    ) -> AbstractAsyncContextManager[Process]:
-        return self._box.spawn(argv, env={**(env or {}), "SHLVL": "1"}, cwd=cwd, inherit_image_env=inherit_image_env)
+    def spawn(self, argv: Sequence[str], **options: Unpack[SpawnOptions]) -> AbstractAsyncContextManager[Process]:
+        options["env"] = {**(options.get("env") or {}), "SHLVL": "1"}
+        return self._box.spawn(argv, **options)
 
 
 class LeavesRunning(PlainBox):
     @asynccontextmanager
-    async def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str = HOME,
-        inherit_image_env: bool = True,
-    ) -> AsyncIterator[Process]:
+    async def spawn(self, argv: Sequence[str], **options: Unpack[SpawnOptions]) -> AsyncIterator[Process]:
         later = AsyncExitStack()
-        yield await later.enter_async_context(
-            self._box.spawn(argv, env=env, cwd=cwd, inherit_image_env=inherit_image_env)
-        )
+        yield await later.enter_async_context(self._box.spawn(argv, **options))
         await later.aclose() if "-I" not in argv else None
 
 

@@ -35,13 +35,6 @@ SHELL = AgentSpec(name="shell")
 
 
 @pytest.fixture
-async def fleet() -> AsyncIterator[FleetRuntime]:
-    async with FleetRuntime() as runtime:
-        yield runtime
-        assert runtime.running == [], "whatever happened, no instance is left"
-
-
-@pytest.fixture
 async def runner(store: Store, backends: Registry, fleet: FleetRuntime) -> AsyncIterator[Runner]:
     async with Runner.open(store, with_environments(backends, fleet)) as opened:
         yield opened

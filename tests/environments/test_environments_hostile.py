@@ -43,13 +43,6 @@ TASK = Task(instruction="Look.")
 
 
 @pytest.fixture
-async def fleet() -> AsyncIterator[FleetRuntime]:
-    async with FleetRuntime() as runtime:
-        yield runtime
-        assert runtime.running == []
-
-
-@pytest.fixture
 async def runner(store: Store, backends: Registry, fleet: FleetRuntime) -> AsyncIterator[Runner]:
     async with Runner.open(store, with_environments(backends, fleet)) as opened:
         yield opened

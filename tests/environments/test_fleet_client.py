@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
@@ -36,12 +35,6 @@ from support.commands import environ, rest
 from support.fleet_stand import KEY, charged_twice, opened
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def fleet() -> AsyncIterator[FleetRuntime]:
-    async with FleetRuntime() as runtime:
-        yield runtime
 
 
 async def test_an_environment_is_provisioned_reset_and_released(fleet: FleetRuntime) -> None:

@@ -334,12 +334,6 @@ async def test_a_service_that_talks_nonsense_is_told_and_the_key_is_not(status: 
     assert isinstance(caught.value, KeyRefused) == (status == 401)
 
 
-@pytest.fixture
-async def fleet() -> AsyncIterator[FleetRuntime]:
-    async with FleetRuntime() as runtime:
-        yield runtime
-
-
 async def test_a_verifiers_reward_is_a_finite_number_or_none(fleet: FleetRuntime) -> None:
     async with opened(fleet) as env:
         for result in ("float('nan')", "10 ** 400", "'1.0'", "{'reward': 1.0}"):

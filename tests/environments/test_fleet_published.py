@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import AsyncIterator
 
 import anyio
 import httpx
@@ -17,12 +16,6 @@ from support.fleet_stand import KEY, opened
 from support.paths import ROOT
 
 in_thread = anyio.to_thread.run_sync
-
-
-@pytest.fixture
-async def fleet() -> AsyncIterator[FleetRuntime]:
-    async with FleetRuntime() as runtime:
-        yield runtime
 
 
 async def test_the_example_runs_the_walkthrough_and_the_docs_show_what_it_prints() -> None:

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore::Deprecation
 
 @pytest.fixture
 async def fleet() -> AsyncIterator[FleetRuntime]:
-    async with FleetRuntime() as runtime:
+    async with FleetRuntime() as runtime:  # whose instances its own end stops: these tests leave some
         yield runtime
 
 

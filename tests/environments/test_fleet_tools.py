@@ -26,12 +26,6 @@ API = ["list_tickets", "search_tickets", "read_ticket", "assign_ticket", "reply_
 
 
 @pytest.fixture
-async def fleet() -> AsyncIterator[FleetRuntime]:
-    async with FleetRuntime() as runtime:
-        yield runtime
-
-
-@pytest.fixture
 async def env(fleet: FleetRuntime) -> AsyncIterator[RemoteEnvironment]:
     async with opened(fleet, call_timeout_s=20) as environment:
         yield environment

@@ -20,12 +20,6 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def fleet() -> AsyncIterator[FleetRuntime]:
-    async with FleetRuntime() as runtime:
-        yield runtime
-
-
-@pytest.fixture
 async def env(fleet: FleetRuntime) -> AsyncIterator[RemoteEnvironment]:
     async with opened(fleet) as environment:
         yield environment

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-
 import pytest
 
 from rollcage.sandboxes.container.provider import ContainerProvider
 from rollcage.types import Task
-from support.container_engine import an_engine
 from support.judge_cheats import HONEST, PLANTS, PROGRAMS, SPEC, STYLES, attempt, program
 from support.judging import judged
 
@@ -27,54 +22,38 @@ UNBOUNDED = "forks without end"
 """Only where the engine bounds the processes of a container."""
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    # Not below pytest's own folder: podman refuses a path of more than 50 characters.
-    with (
-        tempfile.TemporaryDirectory(prefix="engine-", ignore_cleanup_errors=True) as folder,
-        an_engine(Path(folder)) as found,
-    ):
-        yield found
-
-
-@pytest.fixture(scope="module")
-async def provider(address: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ContainerProvider]:
-    async with ContainerProvider(tmp_path_factory.mktemp("state"), [address]) as opened:
-        yield opened
-
-
 def each(names: dict[str, str]) -> list[object]:
     return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
 
 
 @pytest.mark.parametrize("cheat", each(PROGRAMS))
-async def test_a_hostile_program_earns_a_zero_and_no_more(cheat: str, provider: ContainerProvider) -> None:
+async def test_a_hostile_program_earns_a_zero_and_no_more(cheat: str, containers: ContainerProvider) -> None:
     if cheat == UNBOUNDED:
-        async with provider.open(SPEC) as box:
+        async with containers.open(SPEC) as box:
             if any(note.startswith("pids") for note in box.notes):
                 pytest.skip("this engine does not bound the processes of a container")
     style = list(STYLES)[1 + list(PROGRAMS).index(cheat) % 2]
-    verdict = await judged(provider, attempt(style, program(PROGRAMS[cheat])), SPEC)
+    verdict = await judged(containers, attempt(style, program(PROGRAMS[cheat])), SPEC)
     assert verdict.total == 0, verdict
 
 
 @pytest.mark.parametrize("plant", each(PLANTS))
-async def test_what_an_agent_leaves_for_the_judge_earns_a_zero(plant: str, provider: ContainerProvider) -> None:
+async def test_what_an_agent_leaves_for_the_judge_earns_a_zero(plant: str, containers: ContainerProvider) -> None:
     style = list(STYLES)[2 * (list(PLANTS).index(plant) % 2)]
-    verdict = await judged(provider, attempt(style, PLANTS[plant]), SPEC)
+    verdict = await judged(containers, attempt(style, PLANTS[plant]), SPEC)
     assert verdict.total == 0, verdict
 
 
 @pytest.mark.parametrize("style", STYLES)
-async def test_honest_work_earns_its_reward_in_every_style(style: str, provider: ContainerProvider) -> None:
-    verdict = await judged(provider, attempt(style, program(HONEST), "fresh"), SPEC)
+async def test_honest_work_earns_its_reward_in_every_style(style: str, containers: ContainerProvider) -> None:
+    verdict = await judged(containers, attempt(style, program(HONEST), "fresh"), SPEC)
     assert verdict.total == 1, verdict
     assert verdict.reward is not None
     assert verdict.reward.trust == ("isolated" if STYLES[style].isolate else "shared")
     assert not verdict.suspicions
 
 
-async def test_no_command_finds_what_an_earlier_one_left_but_in_the_work(provider: ContainerProvider) -> None:
+async def test_no_command_finds_what_an_earlier_one_left_but_in_the_work(containers: ContainerProvider) -> None:
     task = Task(
         instruction="true",
         verify=(
@@ -83,5 +62,5 @@ async def test_no_command_finds_what_an_earlier_one_left_but_in_the_work(provide
             "grep -qx x handed_on && grep -qx 1 $REWARD_FILE",
         ),
     )
-    verdict = await judged(provider, task, SPEC)
+    verdict = await judged(containers, task, SPEC)
     assert [each.exit_code for each in verdict.commands] == [0, 0, 0], verdict.commands

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-
 import pytest
 from test_guards import HONEST
 
 from rollcage.sandboxes.container.provider import ContainerProvider
 from rollcage.types import SandboxSpec, Task
-from support.container_engine import an_engine
 from support.judging import judged
 from support.plain_cheats import CHEATS, PAID, PAID_UNLESS_RESTORED, STYLES
 
@@ -21,29 +16,13 @@ QUICK = ("code ends the test run", "a start-up module in the workdir", "the prog
 """Tried every time; CI tries the others too."""
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    # Not below pytest's own folder: podman refuses a path of more than 50 characters.
-    with (
-        tempfile.TemporaryDirectory(prefix="engine-", ignore_cleanup_errors=True) as folder,
-        an_engine(Path(folder)) as found,
-    ):
-        yield found
-
-
-@pytest.fixture(scope="module")
-async def provider(address: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ContainerProvider]:
-    async with ContainerProvider(tmp_path_factory.mktemp("state"), [address]) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize(
     "cheat", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CHEATS]
 )
-async def test_a_cheat_is_paid_only_where_it_is_known_to_be(cheat: str, provider: ContainerProvider) -> None:
+async def test_a_cheat_is_paid_only_where_it_is_known_to_be(cheat: str, containers: ContainerProvider) -> None:
     style, work = CHEATS[cheat]
     task = Task(**STYLES[style].task, instruction=work)
-    verdict = await judged(provider, task, SPEC, seconds=SECONDS)
+    verdict = await judged(containers, task, SPEC, seconds=SECONDS)
     paid = verdict.total is not None and verdict.total > STYLES[style].floor
     assert not paid or cheat in PAID or cheat in PAID_UNLESS_RESTORED, verdict
     if verdict.reward is None:
@@ -55,14 +34,14 @@ async def test_a_cheat_is_paid_only_where_it_is_known_to_be(cheat: str, provider
 
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
-async def test_honest_work_is_paid_in_every_style(style: str, provider: ContainerProvider) -> None:
+async def test_honest_work_is_paid_in_every_style(style: str, containers: ContainerProvider) -> None:
     task = Task(**STYLES[style].task, instruction=STYLES[style].honest)
-    verdict = await judged(provider, task, SPEC)
+    verdict = await judged(containers, task, SPEC)
     assert (verdict.total, verdict.suspicions) == (1, ()), verdict
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HONEST)
-async def test_honest_verifiers_see_no_difference(name: str, provider: ContainerProvider) -> None:
-    verdict = await judged(provider, HONEST[name], SPEC)
+async def test_honest_verifiers_see_no_difference(name: str, containers: ContainerProvider) -> None:
+    verdict = await judged(containers, HONEST[name], SPEC)
     assert verdict.total is not None and verdict.total >= 1, verdict

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import tarfile
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +32,6 @@ from rollcage.store import Store
 from rollcage.types import HOME, AgentSpec, Job, Limits, Outcome, SandboxSpec, ScriptedCall, ScriptedTurn, Task
 from support.base_system import base_there
 from support.boxes import ROOT, living
-from support.container_engine import an_engine
 from support.systems import MARK, a_system
 
 SYSTEM, BARE = "localhost/rollcage-test/system:one", "localhost/rollcage-test/bare:one"
@@ -42,29 +40,19 @@ QUICK = ("hardening",)
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    # Not below pytest's own folder: podman refuses a path of more than 50 characters.
-    with (
-        tempfile.TemporaryDirectory(prefix="engine-", ignore_cleanup_errors=True) as folder,
-        an_engine(Path(folder)) as found,
-    ):
-        yield found
-
-
-@pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("state")
 
 
 @pytest.fixture(scope="module")
-async def provider(address: str, state: Path) -> AsyncIterator[ContainerProvider]:
-    async with ContainerProvider(state, [address]) as opened:
+async def containers(engine_address: str, state: Path) -> AsyncIterator[ContainerProvider]:
+    async with ContainerProvider(state, [engine_address]) as opened:
         yield opened
 
 
 @pytest.fixture
-async def engine(address: str) -> AsyncIterator[ContainerEngine]:
-    opened = await ContainerEngine.open([address])
+async def engine(engine_address: str) -> AsyncIterator[ContainerEngine]:
+    opened = await ContainerEngine.open([engine_address])
     yield opened
     for name in (SYSTEM, BARE):
         if await opened.has_image(name):
@@ -76,13 +64,13 @@ async def engine(address: str) -> AsyncIterator[ContainerEngine]:
     "one",
     [pytest.param(one, id=one.name, marks=() if one.family in QUICK else pytest.mark.slow) for one in CHECKS],
 )
-async def test_container_boxes_hold_what_every_box_must(provider: ContainerProvider, one: ConformanceCheck) -> None:
-    verdict = await judge(one, provider, replace(traits_of(provider), pace=4))
+async def test_container_boxes_hold_what_every_box_must(containers: ContainerProvider, one: ConformanceCheck) -> None:
+    verdict = await judge(one, containers, replace(traits_of(containers), pace=4))
     rewinds_not = one.family == "rewind" and verdict.outcome == "not_applicable"
     assert verdict.outcome == "passed" or rewinds_not, verdict.detail
 
 
-async def test_the_real_opencode_works_in_a_container(address: str, state_dir: Path, store: Store) -> None:
+async def test_the_real_opencode_works_in_a_container(engine_address: str, state_dir: Path, store: Store) -> None:
     call = ScriptedCall(name="write", arguments={"filePath": f"{HOME}/workdir/hello.txt", "content": "hello\n"})
     task = Task(
         instruction="Write hello to hello.txt.",
@@ -91,7 +79,11 @@ async def test_the_real_opencode_works_in_a_container(address: str, state_dir: P
         solution=(ScriptedTurn(tool_calls=(call,)), ScriptedTurn(text="Done.")),
         limits=Limits(agent_timeout_s=300, verify_timeout_s=120),
     )
-    async with ScriptedModel() as model, Gateway.open() as gateway, ContainerProvider(state_dir, [address]) as boxes:
+    async with (
+        ScriptedModel() as model,
+        Gateway.open() as gateway,
+        ContainerProvider(state_dir, [engine_address]) as boxes,
+    ):
         agents = {"opencode": OpenCode(state_dir / "cache")}
         backends = Registry(providers={"container": boxes}, agents=agents, gateway=gateway)
         job = Job(
@@ -109,13 +101,13 @@ async def test_the_real_opencode_works_in_a_container(address: str, state_dir: P
 
 
 async def test_a_template_is_an_image_and_brings_its_own_system(
-    provider: ContainerProvider, engine: ContainerEngine, tmp_path: Path
+    containers: ContainerProvider, engine: ContainerEngine, tmp_path: Path
 ) -> None:
     system = _packed(a_system(tmp_path / "system", python=True))
     given = {"GREETING": "salut", "HOME": "/root", "PYTHONPATH": f"/opt:{HOME}/workdir", "BASH_ENV": "start.sh"}
     await engine.import_tree(system, SYSTEM, env=given)
     spec = SandboxSpec(backend="container", template=SYSTEM)
-    async with provider.open(spec) as box:
+    async with containers.open(spec) as box:
         assert MARK in (await run(box, ["cat", "/etc/os-release"])).stdout.text
         assert (await run(box, ["git", "--version"])).code == 127, "nothing of the host's programs"
         assert (await sh(box, "id -un; echo x > ~/x; cat ~/x /etc/shadow")).stdout.text == "user\nx\nroot:secret\n"
@@ -126,14 +118,14 @@ async def test_a_template_is_an_image_and_brings_its_own_system(
 
 
 async def test_an_image_that_cannot_be_a_box_is_named_with_the_reason(
-    provider: ContainerProvider, engine: ContainerEngine, tmp_path: Path
+    containers: ContainerProvider, engine: ContainerEngine, tmp_path: Path
 ) -> None:
     await engine.import_tree(_packed(a_system(tmp_path / "system")), BARE)
     with pytest.raises(SetupError, match=rf"{BARE}.* python3"):
-        async with provider.open(SandboxSpec(backend="container", template=BARE)):
+        async with containers.open(SandboxSpec(backend="container", template=BARE)):
             pass
     with pytest.raises(UsageError, match=r"template: there is no image 'localhost/nowhere:x'"):
-        async with provider.open(SandboxSpec(backend="container", template="localhost/nowhere:x")):
+        async with containers.open(SandboxSpec(backend="container", template="localhost/nowhere:x")):
             pass
 
 
@@ -162,15 +154,15 @@ def test_a_provider_that_nobody_uses_loads_no_client_library() -> None:
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
-async def test_the_line_into_the_box_is_not_there_for_its_commands(provider: ContainerProvider) -> None:
-    async with provider.open(SandboxSpec()) as box:
+async def test_the_line_into_the_box_is_not_there_for_its_commands(containers: ContainerProvider) -> None:
+    async with containers.open(SandboxSpec()) as box:
         seen = await sh(box, "ls -A /run/rollcage/line; ls /proc/1/fd; cat /proc/1/environ; kill -9 1; echo $?")
     assert seen.stdout.text == "1\n", seen.stderr.text
 
 
-async def test_a_command_that_forks_and_dies_without_end_dies_with_its_block(provider: ContainerProvider) -> None:
+async def test_a_command_that_forks_and_dies_without_end_dies_with_its_block(containers: ContainerProvider) -> None:
     hop = "import os\nwhile True:\n  if os.fork(): os._exit(0)\n  os.setsid()"
-    async with provider.open(SandboxSpec()) as box, box.spawn(["cat"]) as beside:
+    async with containers.open(SandboxSpec()) as box, box.spawn(["cat"]) as beside:
         alone = await run(box, ["python3", "-I", "-c", f"{hop}\n"], timeout_s=100)
         assert alone.code == 0
         await beside.stdin.send(b"x")
@@ -179,8 +171,8 @@ async def test_a_command_that_forks_and_dies_without_end_dies_with_its_block(pro
         assert left.stdout.text == "0\n"
 
 
-async def test_daemons_die_with_their_command_and_other_commands_go_on(provider: ContainerProvider) -> None:
-    async with provider.open(SandboxSpec()) as box, box.spawn(["cat"]) as beside:
+async def test_daemons_die_with_their_command_and_other_commands_go_on(containers: ContainerProvider) -> None:
+    async with containers.open(SandboxSpec()) as box, box.spawn(["cat"]) as beside:
         await run(box, ["bash", "-c", "setsid sleep 1001 & (setsid nohup sleep 1002 &) ; exit 0"])
         assert (await sh(box, "pgrep -f 'sleep 100[12]'")).stdout.text == ""
         await beside.stdin.send(b"still here")
@@ -188,8 +180,8 @@ async def test_daemons_die_with_their_command_and_other_commands_go_on(provider:
 
 
 @pytest.mark.skipif(not ROOT, reason="only root may kill what stands over a command")
-async def test_a_command_whose_supervisor_is_killed_dies_too(provider: ContainerProvider) -> None:
-    async with provider.open(SandboxSpec()) as box, box.spawn(["bash", "-c", "sleep 1006 & echo; wait"]) as process:
+async def test_a_command_whose_supervisor_is_killed_dies_too(containers: ContainerProvider) -> None:
+    async with containers.open(SandboxSpec()) as box, box.spawn(["bash", "-c", "sleep 1006 & echo; wait"]) as process:
         await process.stdout.receive()
         # bash, and what it has forked but is not `sleep` yet
         named = living("sleep 1006 & echo")
@@ -213,16 +205,18 @@ from pathlib import Path
 from rollcage.sandboxes.container.provider import ContainerProvider
 from rollcage.types import SandboxSpec
 async def main():
-    async with ContainerProvider(Path(sys.argv[1]), [sys.argv[2]]) as provider:
-        async with provider.open(SandboxSpec()) as box, box.spawn(["sleep", "1003"]):
+    async with ContainerProvider(Path(sys.argv[1]), [sys.argv[2]]) as containers:
+        async with containers.open(SandboxSpec()) as box, box.spawn(["sleep", "1003"]):
             print(box.id, flush=True)
             await anyio.sleep_forever()
 anyio.run(main)
 """
 
 
-async def test_a_killed_process_leaves_no_container(engine: ContainerEngine, address: str, tmp_path: Path) -> None:
-    script = subprocess.Popen([sys.executable, "-c", CRASHING, str(tmp_path), address], stdout=subprocess.PIPE)
+async def test_a_killed_process_leaves_no_container(
+    engine: ContainerEngine, engine_address: str, tmp_path: Path
+) -> None:
+    script = subprocess.Popen([sys.executable, "-c", CRASHING, str(tmp_path), engine_address], stdout=subprocess.PIPE)
     assert script.stdout is not None
     with script.stdout as lines:
         name = lines.readline().decode().strip()
@@ -232,30 +226,30 @@ async def test_a_killed_process_leaves_no_container(engine: ContainerEngine, add
     with anyio.fail_after(120):
         while await engine.runs(name):
             await anyio.sleep(0.05)
-    async with ContainerProvider(tmp_path, [address]) as provider, provider.open(SandboxSpec()):
+    async with ContainerProvider(tmp_path, [engine_address]) as containers, containers.open(SandboxSpec()):
         left = [entry.name for entry in (tmp_path / "containers").iterdir()]
     assert len(left) == 1, "its folder is gone too, and there is ours"
 
 
 async def test_containers_of_the_dead_are_reaped_and_those_of_the_living_are_not(
-    provider: ContainerProvider, engine: ContainerEngine, address: str, state: Path
+    containers: ContainerProvider, engine: ContainerEngine, engine_address: str, state: Path
 ) -> None:
-    async with provider.open(SandboxSpec()) as living:
+    async with containers.open(SandboxSpec()) as living:
         image = next(iter(await _images(engine)))
         labels = {OWNER: str(state / "containers" / "dead"), "rollcage.state": str(state)}
         limits = {"ulimits": {"nofile": 1024, "nproc": 1024}, "security": []}
         stray = Container("rollcage-stray", image, ["/usr/bin/sleep", "1004"], labels, _system(), {}, limits)
         await engine.start(stray)
         assert await engine.runs("rollcage-stray")
-        async with ContainerProvider(state, [address]) as another, another.open(SandboxSpec()):
+        async with ContainerProvider(state, [engine_address]) as another, another.open(SandboxSpec()):
             assert not await engine.runs("rollcage-stray")
             assert (await run(living, ["true"])).code == 0
 
 
 async def test_a_box_whose_container_is_killed_is_lost_for_everyone_who_waits(
-    provider: ContainerProvider, engine: ContainerEngine
+    containers: ContainerProvider, engine: ContainerEngine
 ) -> None:
-    async with provider.open(SandboxSpec()) as box:
+    async with containers.open(SandboxSpec()) as box:
         async with box.spawn(["sleep", "1005"]) as process:
             await engine.remove(box.id)
             with anyio.fail_after(120), pytest.raises(SandboxLost):
@@ -286,10 +280,12 @@ def _roots(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 @pytest.mark.slow
-async def test_the_base_system_in_a_container_has_the_programs_of_local_boxes(address: str, state_dir: Path) -> None:
+async def test_the_base_system_in_a_container_has_the_programs_of_local_boxes(
+    engine_address: str, state_dir: Path
+) -> None:
     await anyio.to_thread.run_sync(base_there, state_dir)
     look = 'for name in $COMMANDS; do command -v "$name" > /dev/null || echo "no $name"; done; python -c "print(1)"'
-    async with ContainerProvider(state_dir, [address]) as boxes:
+    async with ContainerProvider(state_dir, [engine_address]) as boxes:
         for _ in range(2):  # the second time its image is there
             async with boxes.open(SandboxSpec(backend="container", system="base")) as box:
                 ran = await sh(box, look, env={"COMMANDS": " ".join(COMMANDS)})

@@ -4,17 +4,15 @@ whose machines have a root."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import test_sandbox_separate as local
 
 from rollcage.errors import SandboxError
-from rollcage.sandboxes.base import Exit, Separation, sh
+from rollcage.sandboxes.base import sh
 from rollcage.sandboxes.e2b.provider import E2BProvider
-from rollcage.types import TESTS_DIR, SandboxSpec
+from rollcage.types import SandboxSpec
 from support.boxes import ROOT
 from support.e2b_runtime import E2BRuntime
 from support.judge_cheats import HONEST, PLANTS, PROGRAMS, STYLES, attempt, program
@@ -22,20 +20,6 @@ from support.judging import judged
 
 pytestmark = pytest.mark.skipif(not ROOT, reason="only root can make machines with a root of their own")
 
-SAME: list[Callable[[Path], Awaitable[None]]] = [
-    local.test_streams_and_exit_codes_come_back,
-    local.test_both_work_in_the_same_workdir_and_nowhere_else,
-    local.test_the_tests_cannot_be_changed_and_the_launcher_not_be_replaced,
-    local.test_time_and_output_are_bounded,
-    local.test_what_cannot_be_started_is_said_in_a_sentence,
-    local.test_a_scratch_copy_takes_nothing_along,
-    local.test_servers_are_reached_unless_the_network_is_cut,
-    local.test_the_judge_as_a_python_program,
-    local.test_whoever_dies_takes_what_it_launched_along,
-    local.test_nobody_disturbs_who_serves_it,
-    local.test_whoever_fills_the_workdir_does_not_keep_the_judge_from_writing,
-    local.test_the_judge_need_not_see_the_work,
-]
 SPEC = SandboxSpec(backend="e2b", disk_mb=64, tmp_mb=32, pids=64)
 QUICK = ("looks for the tests", "writes the reward where it lies", "kills everything", "makes the workdir a link")
 """Tried every time; CI tries the others too."""
@@ -50,29 +34,14 @@ async def provider(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[E2
         assert not runtime.machines
 
 
-@pytest.mark.parametrize("same", SAME, ids=lambda test: test.__name__.removeprefix("test_"))
+@pytest.mark.parametrize("same", local.OF_ANY_BOX, ids=lambda test: test.__name__.removeprefix("test_"))
 async def test_a_machine_is_divided_as_a_local_box_is(
     same: Callable[[Path], Awaitable[None]],
     provider: E2BProvider,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    @asynccontextmanager
-    async def a_judge(
-        _: Path, division: Separation = local.DIVISION, **limits: Any
-    ) -> AsyncIterator[Callable[..., Awaitable[Exit]]]:
-        async with provider.open(SandboxSpec(backend="e2b", **limits)) as box:
-            await sh(box, f"mkdir -p ~/workdir {local.REWARDS}; echo work > ~/workdir/a; echo setup > ~/made")
-            await box.write(f"{TESTS_DIR}/secret_4711", b"expected\n")
-            async with box.separate(division):
-                await sh(box, "echo mine > ~/judges_own; echo mine > /tmp/judges_tmp")
-
-                async def judge(text: str, **more: Any) -> Exit:
-                    return await sh(box, text, env=local.ENV, cwd=local.WORKDIR, **more)
-
-                yield judge
-
-    monkeypatch.setattr(local, "a_judge", a_judge)
+    monkeypatch.setattr(local, "a_judge", local.judges_of(provider, SandboxSpec(backend="e2b")))
     await same(tmp_path)
 
 

@@ -9,8 +9,7 @@ import shutil
 import stat
 import subprocess
 import tarfile
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from rollcage.sandboxes.images.stacked import LayerTree, Stacked
 from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.types import HOME, SandboxSpec
 from support.commands import rollcage
-from support.container_engine import an_engine
 from support.image_making import folders, imported, said
 from support.saved_making import Entry, a_configuration, a_layer, docker_files, laid_out, oci_files, packed, sha256
 from support.systems import MARK, a_system
@@ -316,16 +314,10 @@ def test_what_a_box_has_of_its_own_is_not_taken_from_an_image() -> None:
     assert variables(CommandSettings.model_validate({"Env": None})) == {}
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[str]:
-    # Not below pytest's folder, whose names are too long for a socket.
-    folder = Path(tempfile.mkdtemp(prefix="engine-"))
-    with an_engine(folder) as address:
-        yield address
-
-
 @pytest.mark.slow
-async def test_whatever_an_engine_writes_of_one_image_gives_the_same_system(engine: str, tmp_path: Path) -> None:
+async def test_whatever_an_engine_writes_of_one_image_gives_the_same_system(
+    engine_address: str, tmp_path: Path
+) -> None:
     import docker  # type: ignore[import-untyped]
 
     system = a_system(tmp_path / "system")
@@ -335,7 +327,7 @@ async def test_whatever_an_engine_writes_of_one_image_gives_the_same_system(engi
     )
     (system / "opt/gone").write_text("x")
     (system / "testbed/gone").write_text("x")
-    client = docker.DockerClient(base_url=engine, timeout=120)
+    client = docker.DockerClient(base_url=engine_address, timeout=120)
     name = f"localhost/rollcage-test-{os.getpid()}"
     # What an engine gives by default may be more than it may give.
     limits = [docker.types.Ulimit(name=kind, soft=1024, hard=1024) for kind in ("nofile", "nproc")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from rollcage.errors import SandboxError
 from rollcage.sandboxes import launcher
-from rollcage.sandboxes.base import Exit, Separable, Separation, run, sh
+from rollcage.sandboxes.base import Exit, Provider, Separable, Separation, run, sh
 from rollcage.sandboxes.inside.orders import OrderTerms, read_order
 from rollcage.sandboxes.local.box import LocalBox
 from rollcage.sandboxes.local.provider import LocalProvider
@@ -45,6 +45,26 @@ async def a_judge(folder: Path, division: Separation = DIVISION, **limits: Any) 
                 return await sh(box, text, env=ENV, cwd=WORKDIR, **more)
 
             yield judge
+
+
+def judges_of(provider: Provider, spec: SandboxSpec) -> Callable[..., AbstractAsyncContextManager[Judge]]:
+    """`a_judge` for the boxes of another backend, which are not rewound before."""
+
+    @asynccontextmanager
+    async def a_judge(_: Path, division: Separation = DIVISION, **limits: Any) -> AsyncIterator[Judge]:
+        async with provider.open(spec.model_copy(update=limits)) as box:
+            assert isinstance(box, Separable)
+            await sh(box, f"mkdir -p ~/workdir {REWARDS}; echo work > ~/workdir/a; echo setup > ~/made")
+            await box.write(f"{TESTS_DIR}/secret_4711", b"expected\n")
+            async with box.separate(division):
+                await sh(box, "echo mine > ~/judges_own; echo mine > /tmp/judges_tmp")
+
+                async def judge(text: str, **more: Any) -> Exit:
+                    return await sh(box, text, env=ENV, cwd=WORKDIR, **more)
+
+                yield judge
+
+    return a_judge
 
 
 async def test_a_local_box_can_be_divided(tmp_path: Path) -> None:
@@ -423,3 +443,20 @@ def test_a_plain_verifier_s_code_keeps_no_isolated_judge_of_the_same_user_from_l
         command = [*python, "-c", SHARING, str(home / "state")]
         ran = subprocess.run(command, env={**env, **tests}, capture_output=True, text=True, timeout=120)
         assert ran.stdout == "0 ran\n\n", ran.stderr
+
+
+OF_ANY_BOX: list[Callable[[Path], Awaitable[None]]] = [
+    test_streams_and_exit_codes_come_back,
+    test_both_work_in_the_same_workdir_and_nowhere_else,
+    test_the_tests_cannot_be_changed_and_the_launcher_not_be_replaced,
+    test_time_and_output_are_bounded,
+    test_what_cannot_be_started_is_said_in_a_sentence,
+    test_a_scratch_copy_takes_nothing_along,
+    test_servers_are_reached_unless_the_network_is_cut,
+    test_the_judge_as_a_python_program,
+    test_whoever_dies_takes_what_it_launched_along,
+    test_nobody_disturbs_who_serves_it,
+    test_whoever_fills_the_workdir_does_not_keep_the_judge_from_writing,
+    test_the_judge_need_not_see_the_work,
+]
+"""What holds in every divided box; containers and machines of E2B are held to it by these very tests."""

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,7 +31,7 @@ from rollcage.events import (
 )
 from rollcage.schema.request import RolloutRequest
 from rollcage.types import Alternative, CommandResult, Endpoint, Job, Outcome, Stage, Task, Token, Turn
-from support.browser import chromium, ended_rollout, home_beside, needs_chromium, tab, write_logs
+from support.browser import ended_rollout, home_beside, needs_chromium, tab, write_logs
 from support.opencode_events import opencode
 from support.paths import SCRIPTS
 from support.served import served, steady_port
@@ -40,12 +39,6 @@ from support.served import served, steady_port
 pytestmark = [pytest.mark.anyio, needs_chromium]
 
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as opened:
-        yield opened
 
 
 async def test_a_newcomer_presses_run_and_watches_a_real_rollout_to_its_reward(

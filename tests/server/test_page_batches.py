@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from playwright.async_api import Browser, expect
 
 from rollcage.events import Ended, Queued
 from rollcage.types import Origin, Outcome
-from support.browser import chromium, ended_rollout, needs_chromium, tab, write_batch, write_logs
+from support.browser import ended_rollout, needs_chromium, tab, write_batch, write_logs
 from support.served import served
 
 pytestmark = [pytest.mark.anyio, needs_chromium]
@@ -30,12 +29,6 @@ TUESDAY: dict[tuple[str, str], list[float | None]] = {
     ("easy", "small"): [0.0, 0.0],
     ("easy", "large"): [0.0, 0.0],
 }
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as opened:
-        yield opened
 
 
 async def test_a_batch_is_a_matrix_that_leads_to_its_rollouts_and_two_are_compared(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,13 @@ from starlette.routing import Route
 from rollcage.mcp.convert import Union
 from rollcage.mcp.types import ListToolsAction, ToolResult
 from rollcage.simulators.fleet.listener import LoopbackListener
-from support.browser import chromium, home_beside, needs_chromium, tab
+from support.browser import home_beside, needs_chromium, tab
 from support.remote_work import mcp_server
 from support.served import served
 
 pytestmark = [pytest.mark.anyio, needs_chromium]
 
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as opened:
-        yield opened
 
 
 async def test_a_newcomer_calls_the_tools_of_the_demonstration(browser: Browser, tmp_path: Path) -> None:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser, expect
 
-from support.browser import chromium, needs_chromium, tab
+from support.browser import needs_chromium, tab
 from support.served import served
 
 pytestmark = [pytest.mark.anyio, needs_chromium]
 
 OLD_LOG = Path(__file__).parents[1] / "data" / "log_v1.db.gz"
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as opened:
-        yield opened
 
 
 async def test_an_old_log_is_shown_as_it_was(browser: Browser, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
@@ -12,7 +11,7 @@ from playwright.async_api import Browser, expect
 from rollcage.events import Ended, Event, FilesCollected, Queued, TurnEnded
 from rollcage.simulators import ScriptedModel
 from rollcage.types import Endpoint, Job, Outcome, ScriptedTurn, Task, Token, Turn
-from support.browser import chromium, needs_chromium, tab, write_logs
+from support.browser import needs_chromium, tab, write_logs
 from support.opencode_events import opencode
 from support.served import served
 
@@ -32,12 +31,6 @@ REQUEST = {
         {"type": "function", "function": {"name": "bash", "description": EVIL, "parameters": {"properties": {}}}}
     ],
 }
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as opened:
-        yield opened
 
 
 async def test_a_turn_shows_its_messages_tools_parameters_and_the_prompt_by_token(

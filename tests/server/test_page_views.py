@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -21,19 +20,13 @@ from rollcage.events import (
     TurnEnded,
 )
 from rollcage.types import Alternative, CommandResult, Endpoint, Job, Outcome, Stage, Task, Token, Turn
-from support.browser import chromium, ended_rollout, home_beside, needs_chromium, tab, write_logs
+from support.browser import ended_rollout, home_beside, needs_chromium, tab, write_logs
 from support.opencode_events import opencode
 from support.served import served, shell
 
 pytestmark = [pytest.mark.anyio, needs_chromium]
 
 JOB = Job(task=Task(id="made", instruction="Do it."), model=Endpoint(base_url="http://h/v1", model="m"))
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as opened:
-        yield opened
 
 
 async def test_filters_and_groups_are_in_the_address_and_the_way_back_keeps_them(

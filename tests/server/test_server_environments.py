@@ -39,13 +39,6 @@ def desk_request(**more: object) -> dict[str, object]:
 
 
 @pytest.fixture
-async def fleet() -> AsyncIterator[FleetRuntime]:
-    async with FleetRuntime() as runtime:
-        yield runtime
-        assert runtime.running == []
-
-
-@pytest.fixture
 async def environments(fleet: FleetRuntime, tmp_path: Path) -> AsyncIterator[RemoteEnvironments]:
     said = FleetSettings.model_validate({"api_key": fleet.key, "base_url": fleet.base_url})
     settings = Settings(home=tmp_path, fleet=said)

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,15 +15,9 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from rollcage.server.viewing import as_data
-from support.browser import chromium, ended_rollout, needs_chromium, tab, write_batch, write_logs
+from support.browser import ended_rollout, needs_chromium, tab, write_batch, write_logs
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as opened:
-        yield opened
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -45,15 +46,19 @@ def trouble(address: str, *, start: bool = True) -> str:
 
 
 @contextmanager
-def an_engine(folder: Path) -> Iterator[str]:
+def an_engine() -> Iterator[str]:
     """The address of an engine. Skips the tests where there is none and none can be started."""
     for address in Settings.from_environ(os.environ).engines:
         if address.startswith("unix://") and not trouble(address):
             yield address
             return
     need_podman()
-    # crun refuses machines with both kinds of cgroups, runc does not.
-    with podman(folder, "runc" if shutil.which("runc") else "") as address:
+    with (
+        # Not below pytest's own folder: podman refuses a path of more than 50 characters.
+        tempfile.TemporaryDirectory(prefix="engine-", ignore_cleanup_errors=True) as folder,
+        # crun refuses machines with both kinds of cgroups, runc does not.
+        podman(Path(folder), "runc" if shutil.which("runc") else "") as address,
+    ):
         if why := trouble(address):
             pytest.skip(why)
         yield address

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypedDict, runtime_checkable
 
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
@@ -43,6 +43,14 @@ class Process(Protocol):
 
         Raises SandboxLost where the box itself went away.
         """
+
+
+class SpawnOptions(TypedDict, total=False):
+    """What `Sandbox.spawn` takes beside the command, for a box that hands it on to another."""
+
+    env: Mapping[str, str] | None
+    cwd: str
+    inherit_image_env: bool
 
 
 class Sandbox(Protocol):

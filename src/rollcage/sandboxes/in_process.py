@@ -5,14 +5,15 @@ from __future__ import annotations
 import secrets
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Unpack
 
 from rollcage.errors import FileMissing, SandboxError
-from rollcage.sandboxes.base import Process, Sandbox
+from rollcage.sandboxes.base import Process, Sandbox, SpawnOptions
 from rollcage.sandboxes.layers import Layer
-from rollcage.types import HOME, SandboxSpec
+from rollcage.types import SandboxSpec
 
 BACKLOG = 16
 
@@ -41,14 +42,7 @@ class _InProcessBox:
         self.id = f"none-{secrets.token_hex(4)}"
         self._folder = folder
 
-    def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str = HOME,
-        inherit_image_env: bool = True,
-    ) -> AbstractAsyncContextManager[Process]:
+    def spawn(self, argv: Sequence[str], **options: Unpack[SpawnOptions]) -> AbstractAsyncContextManager[Process]:
         """Refused."""
         raise SandboxError("there is no box to run a command in")
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import Unpack
 
-from rollcage.sandboxes.base import Process, Sandbox
-from rollcage.types import HOME
+from rollcage.sandboxes.base import Process, Sandbox, SpawnOptions
 
 
 class PlainBox:
@@ -26,16 +26,9 @@ class PlainBox:
         """The other's."""
         return self._box.notes
 
-    def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str = HOME,
-        inherit_image_env: bool = True,
-    ) -> AbstractAsyncContextManager[Process]:
+    def spawn(self, argv: Sequence[str], **options: Unpack[SpawnOptions]) -> AbstractAsyncContextManager[Process]:
         """Start a command."""
-        return self._box.spawn(argv, env=env, cwd=cwd, inherit_image_env=inherit_image_env)
+        return self._box.spawn(argv, **options)
 
     async def read(self, path: str, *, limit: int = 16 << 20) -> bytes:
         """At most `limit` bytes of a regular file."""

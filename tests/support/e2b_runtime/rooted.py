@@ -7,13 +7,15 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Unpack
 
 import anyio
 import pytest
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 
+from rollcage.sandboxes.base import SpawnOptions
 from rollcage.types import HOME
 
 _FIRST = 1_900_000_000
@@ -95,17 +97,11 @@ class RootedBox:
         self._first = first
 
     @asynccontextmanager
-    async def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str = HOME,
-        inherit_image_env: bool = True,
-    ) -> AsyncIterator[RootedProcess]:
+    async def spawn(self, argv: Sequence[str], **options: Unpack[SpawnOptions]) -> AsyncIterator[RootedProcess]:
         """Start a command as its root."""
-        given = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/", **(env or {})}
-        enter = ["nsenter", f"--target={self._first}", "-U", "-m", "-p", "-i", "-n", "-S0", "-G0", f"--wd={cwd}", "--"]
+        given = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/", **(options.get("env") or {})}
+        enter = ["nsenter", f"--target={self._first}", "-U", "-m", "-p", "-i", "-n", "-S0", "-G0"]
+        enter += [f"--wd={options.get('cwd', HOME)}", "--"]
         process = RootedProcess(await anyio.open_process([*enter, *argv], env=given, start_new_session=True))
         try:
             yield process
