@@ -4,7 +4,7 @@ RollcageError
 ├── UsageError            the caller asked for something that cannot be: bad argument, unknown name
 │   └── TaskError         a task file that cannot be read
 ├── QueueFull             as many rollouts wait as may; ask again later
-├── SetupError            this machine lacks something; the message says the exact remedy
+├── SetupError            this machine lacks something; `remedy` says exactly what to do
 ├── SandboxError          a box could not be opened, or refused what was asked of it
 │   ├── SandboxLost       the box is gone; nothing more can be done in it
 │   └── FileMissing       no such file in the box
@@ -50,9 +50,12 @@ class RollcageError(Exception):
 
     def told(self, spell: Callable[[str], str]) -> str:
         """The whole line; `spell` gives the name of an argument as its reader types it."""
-        line = f"{spell(self.argument)}: {self.message}" if self.argument else self.message
-        remedy = re.sub(r"\{(\w+)\}", lambda found: spell(found[1]), self.remedy)
-        return f"{line}; {remedy}" if remedy else line
+        return "; ".join(part for part in self.parts(spell) if part)
+
+    def parts(self, spell: Callable[[str], str]) -> tuple[str, str]:
+        """What is wrong and what to do, apart."""
+        wrong = f"{spell(self.argument)}: {self.message}" if self.argument else self.message
+        return wrong, re.sub(r"\{(\w+)\}", lambda found: spell(found[1]), self.remedy)
 
 
 class UsageError(RollcageError):
@@ -72,7 +75,7 @@ class QueueFull(RollcageError):
 
 
 class SetupError(RollcageError):
-    """This machine lacks something; the message carries the remedy."""
+    """This machine lacks something; `remedy` says what to do."""
 
 
 class SandboxError(RollcageError):

@@ -307,5 +307,7 @@ def _home(environ: Mapping[str, str], root: bool) -> Path:
         return Path(state) / "rollcage"
     home = environ.get("HOME", "").strip()
     if not home.startswith("/"):
-        raise UsageError("no place for the log: HOME is not set; set ROLLCAGE_HOME to a folder you may write to")
+        raise UsageError(
+            "no place for the log: HOME is not set", remedy="set ROLLCAGE_HOME to a folder you may write to"
+        )
     return Path(home) / ".local" / "state" / "rollcage"

@@ -32,8 +32,8 @@ async def download(wanted: Sequence[tuple[str, str]], folder: Path, registry: st
         return
     if not registry:
         raise SetupError(
-            f"npm is missing, and no registry is set to fetch {wanted[0][0]} from without it; "
-            "run: apt-get install npm - or set NPM_CONFIG_REGISTRY to your registry's address"
+            f"npm is missing, and no registry is set to fetch {wanted[0][0]} from without it",
+            remedy="run: apt-get install npm - or set NPM_CONFIG_REGISTRY to your registry's address",
         )
     for name, version in wanted:
         await _without_npm(name, version, folder, registry)
@@ -50,13 +50,13 @@ async def _with_npm(npm: str, wanted: Sequence[str], folder: Path) -> None:
     if done.returncode:
         said = " ".join(done.stderr.decode(errors="replace").strip().splitlines()[-1:])
         shown = wanted[0] if len(wanted) == 1 else f"{wanted[0]} and {len(wanted) - 1} more"
-        raise SetupError(f"npm could not fetch {shown}: {said}; check the network and run it again")
+        raise SetupError(f"npm could not fetch {shown}: {said}", remedy="check the network and run it again")
 
 
 async def _without_npm(name: str, version: str, folder: Path, registry: str) -> None:
     parts = urlsplit(registry)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SetupError("the npm registry that is set is no http address; set NPM_CONFIG_REGISTRY to one")
+        raise SetupError("the npm registry that is set is no http address", remedy="set NPM_CONFIG_REGISTRY to one")
     address = f"{registry.rstrip('/')}/{name}/-/{name.rpartition('/')[2]}-{version}.tgz"
     try:
         async with _opened(address) as answer:
@@ -66,8 +66,8 @@ async def _without_npm(name: str, version: str, folder: Path, registry: str) -> 
     except (OSError, http.client.HTTPException) as error:
         why = f"it answered {error.code}" if isinstance(error, urllib.error.HTTPError) else str(error)
         raise SetupError(
-            f"could not fetch {name} {version} from {parts.hostname}: {why}; "
-            "check the network, or install npm where the registry asks for a login"
+            f"could not fetch {name} {version} from {parts.hostname}: {why}",
+            remedy="check the network, or install npm where the registry asks for a login",
         ) from error
 
 

@@ -98,7 +98,7 @@ def node_layer(downloads: Downloads) -> Layer:
     """Node, of the version that the agents want: the system in a box may have another, or none."""
     package = _NODES.get(platform.machine())
     if package is None:
-        raise SetupError(f"there is no Node for {platform.machine()}; use an x86_64 or aarch64 machine")
+        raise SetupError(f"there is no Node for {platform.machine()}", remedy="use an x86_64 or aarch64 machine")
 
     async def build(folder: Path) -> None:
         archive = await fetch(package, downloads.folder, downloads.registry)
@@ -116,7 +116,7 @@ async def _install(package: Package, place: Path) -> None:
         try:
             done = await anyio.run_process(argv, check=False)
         except FileNotFoundError:
-            raise SetupError(f"npm is missing, and {wanted} is not pinned; run: apt-get install npm") from None
+            raise SetupError(f"npm is missing, and {wanted} is not pinned", remedy="run: apt-get install npm") from None
         if done.returncode:
             said = " ".join(done.stderr.decode(errors="replace").strip().splitlines()[:1])
             raise SetupError(f"npm could not install {wanted}: {said}")

@@ -99,7 +99,7 @@ async def _download(tags: str, files: Sequence[str], folder: Path) -> None:
     if done.returncode or missing:
         said = " ".join(done.stderr.decode(errors="replace").strip().splitlines()[-1:])
         raise SetupError(
-            f"pip could not fetch {', '.join(missing or files)}: {said}; check the network and run it again"
+            f"pip could not fetch {', '.join(missing or files)}: {said}", remedy="check the network and run it again"
         )
 
 

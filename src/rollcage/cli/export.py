@@ -137,7 +137,7 @@ async def _chosen(store: Store, filters: ExportFilters) -> list[str]:
     if not found:
         named = {name: value for name, value in filters._asdict().items() if value and name != "min_reward"}
         words = ", ".join(f"{name} {value}" for name, value in named.items())
-        raise UsageError(f"no rollout has ended{words and ' of ' + words}; rollcage ls shows what there is")
+        raise UsageError(f"no rollout has ended{words and ' of ' + words}", remedy="rollcage ls shows what there is")
     least = filters.min_reward
     return [each.id for each in reversed(found) if least is None or (each.reward is not None and each.reward >= least)]
 

@@ -12,6 +12,7 @@ import anyio
 
 from rollcage.cli.output import program
 from rollcage.cli.prepare import describe, missing_layers
+from rollcage.cli.request import as_option
 from rollcage.cli.text import seconds_of
 from rollcage.endpoints import EndpointRequest, kind_of, resolve
 from rollcage.errors import ModelError, RollcageError, UsageError
@@ -105,8 +106,7 @@ def _log(settings: Settings) -> Finding:
         check_whole(settings.log_path)
         found = size_of(settings.log_path, settings.work_dir)
     except RollcageError as error:
-        what, _, remedy = str(error).partition("): ")
-        return Finding(name="log", ok=False, detail=what, remedy=remedy or f"{program()} doctor --repair")
+        return Finding(name="log", ok=False, detail=error.message, remedy=error.remedy)
     detail = f"{size_text(found.bytes)}, {found.rollouts} rollouts; kept work: {size_text(found.work_bytes)}"
     remedy = (
         f"{program()} vacuum gives {size_text(found.free_bytes)} back" if found.free_bytes > found.bytes / 4 else ""
@@ -132,8 +132,7 @@ async def _box(settings: Settings) -> AsyncIterator[Finding]:
                 lacking = await _lacking(box)
                 source = boxes.images.get(BASE).source if system == BASE else "this machine's own programs"
     except RollcageError as error:
-        what, _, remedy = str(error).partition("): ")
-        yield Finding(name="box", ok=False, detail=f"{what})" if remedy else what, remedy=remedy)
+        yield Finding(name="box", ok=False, detail=error.message, remedy=error.remedy)
         return
     detail = f"a command ran in one, in {took}"
     yield Finding(name="box", ok=tried.code == 0, detail=detail if tried.code == 0 else tried.stderr.text.strip())
@@ -154,8 +153,7 @@ async def _engine(settings: Settings) -> AsyncIterator[Finding]:
         await engine.check_runtime()
         yield Finding(name="container engine", ok=True, needed=False, detail=f"{engine.address} starts containers")
     except RollcageError as error:
-        remedy = getattr(error, "remedy", "") or ""
-        yield Finding(name="container engine", ok=False, needed=False, detail=str(error), remedy=remedy)
+        yield Finding(name="container engine", ok=False, needed=False, detail=error.message, remedy=error.remedy)
     finally:
         engine.close()
 
@@ -171,7 +169,7 @@ async def _agent(settings: Settings) -> Finding:
         here, missing = agent(settings), missing_layers(settings)
         name = f"{here.name} {here.version}"
     except RollcageError as error:
-        return Finding(name="agent", ok=False, detail=str(error))
+        return Finding(name="agent", ok=False, detail=error.message, remedy=error.remedy)
     if missing:
         return Finding(name="agent", ok=False, detail=f"{name} is not prepared", remedy=f"run: {program()} setup")
     return Finding(name="agent", ok=True, detail=f"{name} is prepared")
@@ -225,7 +223,7 @@ async def _endpoint(request: EndpointRequest, settings: Settings) -> Finding:
             )
         endpoint = resolve(request, settings)
     except UsageError as error:
-        what, _, remedy = str(error).partition("; ")
+        what, remedy = error.parts(as_option)
         return Finding(name=f"endpoint {request.endpoint}".strip(), ok=False, detail=what, remedy=remedy)
     started = time.monotonic()
     try:
@@ -235,7 +233,7 @@ async def _endpoint(request: EndpointRequest, settings: Settings) -> Finding:
     except TimeoutError:
         problem, remedy = f"{endpoint.base_url} did not answer within 30 s", "see whether its server is up"
     except ModelError as error:
-        problem, _, remedy = str(error).partition("; ")
+        problem, remedy = error.parts(as_option)
     else:
         took = seconds_of(time.monotonic() - started)
         return Finding(name=f"endpoint {kind}", ok=True, detail=f"{endpoint.model} at {endpoint.base_url} ({took})")

@@ -299,7 +299,9 @@ def arguments_of(text: str) -> dict[str, Any]:
     try:
         arguments = json.loads(sys.stdin.read() if text == "-" else text)
     except ValueError as error:
-        raise UsageError(f"ARGS: this is no JSON ({error}); an object is needed, such as '{{\"limit\": 3}}'") from error
+        raise UsageError(
+            f"ARGS: this is no JSON ({error})", remedy="an object is needed, such as '{\"limit\": 3}'"
+        ) from error
     if not isinstance(arguments, dict):
         raise UsageError("ARGS: a JSON object is needed, such as '{\"limit\": 3}'")
     return arguments

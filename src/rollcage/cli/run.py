@@ -273,8 +273,8 @@ async def _abort(settings: Settings, prefix: str, how: tuple[str, float, bool]) 
             rollout = await store.rollout(rollout_id)
     if not rollout.ended:
         raise SetupError(
-            f"{rollout_id} had not ended {wait_s:g} s after it was asked to; give it more --wait, or end the process "
-            "that runs it: the next rollcage command then closes its log"
+            f"{rollout_id} had not ended {wait_s:g} s after it was asked to",
+            remedy="give it more --wait, or end the process that runs it: the next rollcage command closes its log",
         )
     if as_json:
         write_json(result_of(rollout))

@@ -65,7 +65,7 @@ class OpenEnvEnvironments:
             socket = await Direct(url, open_timeout=CONNECT_S, max_size=LARGEST, proxy=None)
         except (OSError, EOFError, InvalidHandshake, InvalidURI) as error:
             message = f"openenv:{place} does not answer ({type(error).__name__}: {error})"
-            raise EnvironmentFailed(f"{message}; check that the server runs and speaks OpenEnv") from error
+            raise EnvironmentFailed(message, remedy="check that the server runs and speaks OpenEnv") from error
         try:
             yield _OpenEnvSession(place, socket)
         finally:

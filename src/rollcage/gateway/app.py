@@ -26,7 +26,7 @@ from rollcage.types import CallClassifier, Endpoint, Limits, Proxies
 CHECK_AGE_S = 30.0
 """How long a good answer is believed."""
 
-_Probe = asyncio.Task[str | None]
+_Probe = asyncio.Task[ModelUnreachable | None]
 
 
 class Gateway:
@@ -111,7 +111,7 @@ class Gateway:
             self._probes[name] = (now, probe)
         # Many rollouts may wait for this one answer; none of them may take it away from the others.
         if problem := await asyncio.shield(probe):
-            raise ModelUnreachable(problem)
+            raise ModelUnreachable(problem.message, remedy=problem.remedy)
 
     async def pause(self, running: Running = "finish", *, wait_s: float = WAIT_S) -> None:
         """Let no model call begin; returns when none runs any more.
@@ -204,9 +204,9 @@ class Gateway:
         if lease.failure is not None:
             raise lease.failure
 
-    async def _probe(self, endpoint: Endpoint) -> str | None:
+    async def _probe(self, endpoint: Endpoint) -> ModelUnreachable | None:
         found = await identify(self._upstream, endpoint)
-        if isinstance(found, str):
+        if isinstance(found, ModelUnreachable):
             return found
         self._known.found(endpoint, found)
         return None

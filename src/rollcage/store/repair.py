@@ -64,7 +64,7 @@ def check_whole(log: Path, *, seconds: float = 5) -> None:
             return
     if found != "ok":
         said = " ".join(found.split())[:300]
-        raise LogDamaged(f"{log}: it is damaged ({said}): save what is readable: rollcage doctor --repair")
+        raise LogDamaged(f"{log}: it is damaged ({said})", remedy="save what is readable: rollcage doctor --repair")
 
 
 def repair(log: Path) -> Repaired:

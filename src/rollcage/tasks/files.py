@@ -91,7 +91,7 @@ def text_of(path: Path, name: str) -> str:
     """The text of a file; TaskError, which calls it `name`, where it has none."""
     try:
         if path.is_dir():
-            raise TaskError(f"{name}: is a folder; name a file")
+            raise TaskError(f"{name}: is a folder", remedy="name a file")
         if path.exists() and not path.is_file():
             raise TaskError(f"{name}: is not a regular file")
         with path.open("rb") as file:
@@ -105,7 +105,7 @@ def text_of(path: Path, name: str) -> str:
         raise TaskError(f"{name}: no such file{hint}") from error
     except UnicodeDecodeError as error:
         raise TaskError(
-            f"{name}: is not UTF-8 text (byte {error.start}); only text can be named alone; name its folder"
+            f"{name}: is not UTF-8 text (byte {error.start}); only text can be named alone", remedy="name its folder"
         ) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -126,7 +126,7 @@ def _parsed(path: Path, text: str) -> JsonObject:
         elif path.suffix == ".toml":
             data = tomllib.loads(text)
         else:
-            raise TaskError(f"{path}: a task file ends in .toml or .json; rollcage eval takes sets of tasks")
+            raise TaskError(f"{path}: a task file ends in .toml or .json", remedy="rollcage eval takes sets of tasks")
     except (ValueError, RecursionError) as error:
         kind = path.suffix[1:].upper()
         raise TaskError(f"{path}: is no valid {kind}: {str(error) or 'nested too deeply'}") from error
@@ -220,9 +220,11 @@ class _TableReader:
         target = (self._folder / name).resolve()
         try:
             if not target.is_relative_to(self._folder.resolve()):
-                raise TaskError(f"{name!r} leads out of the task's folder; use a path relative to the task file")
+                raise TaskError(
+                    f"{name!r} leads out of the task's folder", remedy="use a path relative to the task file"
+                )
             if target == self._folder.resolve():
-                raise TaskError(f"{name!r} is a folder that holds the task itself; name one below it")
+                raise TaskError(f"{name!r} is a folder that holds the task itself", remedy="name one below it")
             return tree_of(target)
         except TaskError as error:
             self.problems.append(f"{where}: {error}")
@@ -234,7 +236,9 @@ class _TableReader:
             folder = self._folder.resolve()
             target = (folder / name).resolve()
             if Path(name).is_absolute() or not target.is_relative_to(folder):
-                raise TaskError(f"{name!r} leads out of the task's folder; use a path relative to the task file")
+                raise TaskError(
+                    f"{name!r} leads out of the task's folder", remedy="use a path relative to the task file"
+                )
             return text_of(target, repr(name))
         except TaskError as error:
             self.problems.append(f"{where}: {error}")

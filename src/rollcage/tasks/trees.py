@@ -29,7 +29,7 @@ def tree_of(folder: Path) -> FileTree:
             size, count = size + found.st_size, count + 1
         if size > MOST_BYTES or count > MOST_FILES:
             most = f"{MOST_BYTES >> 20} MB or {MOST_FILES} files"
-            raise TaskError(f"{folder}: is more than {most}; put what is large into the task's image")
+            raise TaskError(f"{folder}: is more than {most}", remedy="put what is large into the task's image")
         if stat.S_ISLNK(found.st_mode):
             _check_link(folder, path)
     digest = blake2b(digest_size=16)

@@ -47,7 +47,7 @@ def package_for(machine: str, cpu_flags: Sequence[str]) -> Package:
     """The build for a machine (`platform.machine()`); without AVX2 the baseline one."""
     name = {"x86_64": "opencode-linux-x64", "aarch64": "opencode-linux-arm64"}.get(machine)
     if name is None:
-        raise SetupError(f"OpenCode has no build for {machine}; use an x86_64 or aarch64 machine")
+        raise SetupError(f"OpenCode has no build for {machine}", remedy="use an x86_64 or aarch64 machine")
     if machine == "x86_64" and "avx2" not in cpu_flags:
         name += "-baseline"
     return Package(name, *_PACKAGES[name])
@@ -57,7 +57,7 @@ def layer_of(package: Package, downloads: Path, registry: str = "") -> Layer:
     """The base layer of every OpenCode box. `registry`: where the package is, for machines without npm."""
     ripgrep = shutil.which("rg", path=PATH)
     if ripgrep is None:
-        raise SetupError("ripgrep is missing, OpenCode's search tools need it; run: apt-get install ripgrep")
+        raise SetupError("ripgrep is missing, OpenCode's search tools need it", remedy="run: apt-get install ripgrep")
     key = "\n".join([*package, sha512(Path(ripgrep)), json.dumps(_SEEDS, sort_keys=True), "3"])
 
     async def build(folder: Path) -> None:

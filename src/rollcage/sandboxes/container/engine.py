@@ -86,7 +86,7 @@ class ContainerEngine:
                 tried.append(f"{address}: {_said(error)}")
                 continue
             return cls(client, address)
-        raise SetupError(f"no container engine answers ({'; '.join(tried)}); {_REMEDY}")
+        raise SetupError(f"no container engine answers ({'; '.join(tried)})", remedy=_REMEDY)
 
     def close(self) -> None:
         """Let go of it."""

@@ -156,7 +156,7 @@ def translated(error: Exception, what: str, *, opening: bool = False) -> Excepti
 
     said = str(error).strip().partition("\n")[0][:300] or type(error).__name__
     if isinstance(error, e2b.AuthenticationException):
-        return SetupError(f"{what}: E2B refuses the key; check E2B_API_KEY ({said})")
+        return SetupError(f"{what}: E2B refuses the key ({said})", remedy="check E2B_API_KEY")
     if not opening and isinstance(error, e2b.SandboxNotFoundException):
         return BoxGone(f"{what}: the box is gone ({said})")
     if not opening and isinstance(error, e2b.TimeoutException | httpx.TransportError | OSError):

@@ -29,7 +29,7 @@ async def fetch(box: Sandbox, recipe: Recipe, environment: Mapping[str, str], *,
         if not _PACKAGE.fullmatch(package):
             raise UsageError(f"apt package {package!r}: give a name, or name=version")
     if (await run(box, ["sh", "-c", "command -v apt-get dpkg-deb"])).code:
-        raise SetupError("this system has no apt; import one that has, or install below home with --setup")
+        raise SetupError("this system has no apt", remedy="import one that has, or install below home with --setup")
     etc, status = "/etc/apt", "/var/lib/dpkg/status"
     if host:
         await _bring_host_files(box)

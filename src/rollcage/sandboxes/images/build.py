@@ -130,7 +130,9 @@ class LayerBuilder:
                         folder = await stack.enter_async_context(self._provider.layers.held(bake(image, salt)))
                         image = image.model_copy(update={"parts": (folder.name, *image.parts)})
             except TimeoutError:
-                raise SandboxError(f"the image was not built after {recipe.timeout_s:g} s; raise --timeout") from None
+                raise SandboxError(
+                    f"the image was not built after {recipe.timeout_s:g} s", remedy="raise --timeout"
+                ) from None
             home = [self._provider.layers.folder / part / "home" for part in image.parts]
             env = found_env(home, image.env)
             source = source_of(recipe)

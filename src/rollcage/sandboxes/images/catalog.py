@@ -73,7 +73,7 @@ class ImageStore:
             except (ValidationError, OSError) as error:
                 path = self._record(name)
                 raise SetupError(
-                    f"image {name!r}: {path} cannot be read; make it again: rollcage image build"
+                    f"image {name!r}: {path} cannot be read", remedy="make it again: rollcage image build"
                 ) from error
         if _OF_A_FOLDER.fullmatch(name):
             remedy = "run with --build, or make it first: rollcage image build TASK_FOLDER"
@@ -131,7 +131,9 @@ class ImageStore:
                     stack.push_async_exit(parts.pop_all())
                     break
             else:
-                raise SetupError(f"image {name!r}: its files are gone; make it again: rollcage image build {name}")
+                raise SetupError(
+                    f"image {name!r}: its files are gone", remedy=f"make it again: rollcage image build {name}"
+                )
             yield image
 
     async def remove(self, name: str) -> None:
@@ -140,7 +142,9 @@ class ImageStore:
             self.get(name)
         lock = try_lock(self._lock(name))
         if lock is None:
-            raise UsageError(f"image {name!r} is in use by an open box; wait for its rollouts to end, or abort them")
+            raise UsageError(
+                f"image {name!r} is in use by an open box", remedy="wait for its rollouts to end, or abort them"
+            )
         try:
             self._record(name).unlink(missing_ok=True)
             await self.prune()
@@ -215,7 +219,7 @@ class ImageStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SetupError(f"cannot use {self.folder}: {error.strerror}; set ROLLCAGE_HOME") from error
+            raise SetupError(f"cannot use {self.folder}: {error.strerror}", remedy="set ROLLCAGE_HOME") from error
 
 
 def check_name(name: str) -> str:

@@ -164,7 +164,9 @@ class _Importing(NamedTuple):
             folder = await stack.enter_async_context(layers.held(replace(layer, build=build)))
             left -= int((folder / _SPENT).read_text())
             if left < 0:
-                raise UsageError(f"the layers of {self.source.path} come to more than --max-gb allows; raise it")
+                raise UsageError(
+                    f"the layers of {self.source.path} come to more than --max-gb allows", remedy="raise it"
+                )
             below.insert(0, folder / _SYSTEM)
         systems = [each for each in below if any(each.iterdir())] or below[:1]
         parts = tuple(each.parent.name for each in systems)

@@ -32,7 +32,9 @@ class ImageFiles(Protocol):
 
 def refuse(why: str) -> NoReturn:
     """This image cannot be taken."""
-    raise UsageError(f"cannot take this saved image: {why}; `docker export` of a container gives one tree of files")
+    raise UsageError(
+        f"cannot take this saved image: {why}", remedy="`docker export` of a container gives one tree of files"
+    )
 
 
 class Counted(io.BufferedIOBase):

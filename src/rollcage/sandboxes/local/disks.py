@@ -31,7 +31,7 @@ class Disks:
                 os.chown(self._own.path, uid, uid)
         except OSError as error:
             raise SetupError(
-                f"cannot use {self._all}: {error.strerror}; set ROLLCAGE_HOME to a folder of yours"
+                f"cannot use {self._all}: {error.strerror}", remedy="set ROLLCAGE_HOME to a folder of yours"
             ) from error
 
     def place(self, box: str) -> str:

@@ -43,7 +43,7 @@ class ForkServer:
         """
         bwrap = shutil.which("bwrap")
         if bwrap is None:
-            raise SetupError("bubblewrap is not installed; run: apt-get install bubblewrap")
+            raise SetupError("bubblewrap is not installed", remedy="run: apt-get install bubblewrap")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = [
             str(Path(__file__).parents[3]),

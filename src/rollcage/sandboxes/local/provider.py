@@ -148,7 +148,7 @@ class LocalProvider:
             with anyio.CancelScope(shield=True):
                 await box.close()
         if said:
-            raise SetupError(f"no command can be isolated here ({said}): {remedy(said, 0)}")
+            raise SetupError(f"no command can be isolated here ({said})", remedy=remedy(said, 0))
 
     async def _build(
         self, fork_server: ForkServer, groups: Cgroups, spec: SandboxSpec, image: Image, layers: list[str]
@@ -175,7 +175,7 @@ class LocalProvider:
             if refused.errno in (ENOMEM, EMFILE, ENFILE):
                 raise SandboxError(f"cannot open a box: {refused}") from refused
             advice = remedy(refused.about, refused.errno)
-            raise SetupError(f"cannot open a box ({refused}): {advice}") from refused
+            raise SetupError(f"cannot open a box ({refused})", remedy=advice) from refused
         except BaseException:
             group.close()
             raise

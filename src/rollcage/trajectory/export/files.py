@@ -45,7 +45,7 @@ def open_export(path: Path | None, format: Format) -> Iterator[Export]:
     if path.suffix not in (".jsonl", ".parquet"):
         raise UsageError(f"{path}: the name must end in .jsonl or .parquet", argument="output")
     if not path.parent.is_dir():
-        raise UsageError(f"{path.parent}: no such folder; make it first", argument="output")
+        raise UsageError(f"{path.parent}: no such folder", remedy="make it first", argument="output")
     partial = path.with_name(f"{path.name}.{format}.partial")
     if path.suffix == ".jsonl":
         with _resumed(partial) as (file, done):
