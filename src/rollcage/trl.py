@@ -15,7 +15,7 @@ from hashlib import sha256
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Unpack
 
-from rollcage.api.background import BackgroundRunner, RunningRollout, Wanted
+from rollcage.api.background import BackgroundRunner, PendingRollout, RunningRollout
 from rollcage.api.run import Work
 from rollcage.errors import UsageError
 from rollcage.gateway.pause import Running as Calls
@@ -132,7 +132,7 @@ class RolloutFunc:
         """
         return self._runner.paused(policy_version, running=running)
 
-    def _wanted(self, prompts: list[Any], step: int, args: Any) -> list[tuple[Wanted, int]]:
+    def _wanted(self, prompts: list[Any], step: int, args: Any) -> list[tuple[PendingRollout, int]]:
         """The groups: equal prompts beside each other are the generations of one."""
         temperature = self._arguments.get("temperature")
         given = {
@@ -143,12 +143,12 @@ class RolloutFunc:
         name = self._arguments.get("group_id", "grpo")
         while self._runner.has_group(f"{name}-{self._calls}-0"):
             self._calls += 1  # an earlier run's, in the same log
-        wanted: list[tuple[Wanted, int]] = []
+        wanted: list[tuple[PendingRollout, int]] = []
         for place, (prompt, same) in enumerate(groupby(prompts)):
             own: JsonObject = {"group_id": f"{name}-{self._calls}-{place}"}
             if (seed := self._arguments.get("seed")) is not None:
                 own["seed"] = derived_seed(seed, self._calls, place)
-            wanted.append((Wanted(self._task(prompt), {**given, **own}, PLAIN), len(list(same))))
+            wanted.append((PendingRollout(self._task(prompt), {**given, **own}, PLAIN), len(list(same))))
         self._calls += 1
         return wanted
 
@@ -295,7 +295,7 @@ class SessionFactory:
             arguments["seed"] = derived_seed(arguments["seed"], seed, episode_id)
         if episode_id:
             arguments["metadata"] = {**(arguments.get("metadata") or {}), "episode_id": episode_id}
-        return Session(self._runner.start(Wanted(self._task(task), arguments, self._extra_body)), task)
+        return Session(self._runner.start(PendingRollout(self._task(task), arguments, self._extra_body)), task)
 
     def close(self) -> None:
         """Stop what still runs."""

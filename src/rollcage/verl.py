@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
-from rollcage.api.background import BackgroundRunner, Wanted
+from rollcage.api.background import BackgroundRunner, PendingRollout
 from rollcage.api.run import Work
 from rollcage.errors import UsageError
 from rollcage.results.fold import Rollout
@@ -103,7 +103,7 @@ class RollcageAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is no depe
 
     async def _work(self, work: Work, arguments: JsonObject, sampling: Mapping[str, Any]) -> Rollout:
         pinned = {name: sampling.get(name, value) for name, value in PLAIN.items()}
-        running = _runner(self._at_once).start(Wanted(work, arguments, pinned))
+        running = _runner(self._at_once).start(PendingRollout(work, arguments, pinned))
         try:
             rollout = await asyncio.wrap_future(running.future)
         except asyncio.CancelledError:

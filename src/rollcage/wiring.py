@@ -202,22 +202,22 @@ async def opened_runner(
     warm: int = 0,
     at_once: int | None = None,
     narrated: bool = False,
-    elsewhere: Elsewhere | None = None,
+    cluster: ClusterLink | None = None,
 ) -> AsyncIterator[Runner]:
     """A runner on this log, with everything it needs.
 
-    `warm`: see `opened_registry`; `narrated`: `opened_listener`. `elsewhere`: other machines that run the rollouts.
+    `warm`: see `opened_registry`; `narrated`: `opened_listener`. `cluster`: other machines that run the rollouts.
     """
     from rollcage.runner import Runner
 
     async with (
-        opened_registry(settings, warm=0 if elsewhere else warm) as backends,
+        opened_registry(settings, warm=0 if cluster else warm) as backends,
         opened_listener(settings, store, narrated=narrated) as on_event,
-        opened_elsewhere(settings, backends, elsewhere) as executor,
+        opened_executor(settings, backends, cluster) as executor,
         Runner.open(
             store,
             backends,
-            at_once=at_once or (MANY if elsewhere else AT_ONCE),
+            at_once=at_once or (MANY if cluster else AT_ONCE),
             recovers=False,
             executor=executor,
         ) as runner,
@@ -227,7 +227,7 @@ async def opened_runner(
         yield runner
 
 
-class Elsewhere(Protocol):
+class ClusterLink(Protocol):
     """Other machines that can run rollouts: `rollcage.cluster`."""
 
     def open(self, settings: Settings, registry: Registry) -> AbstractAsyncContextManager[Executor]:
@@ -235,16 +235,16 @@ class Elsewhere(Protocol):
 
 
 @asynccontextmanager
-async def opened_elsewhere(
-    settings: Settings, registry: Registry, elsewhere: Elsewhere | None
+async def opened_executor(
+    settings: Settings, registry: Registry, cluster: ClusterLink | None
 ) -> AsyncIterator[Executor | None]:
     """What runs the rollouts; None: this process."""
-    if elsewhere is None:
+    if cluster is None:
         if app := registry.gateway.replicas.app:
             raise UsageError(f"{SERVE}{app} goes with --ray", argument="endpoint_replicas")
         yield None
         return
-    async with elsewhere.open(settings, registry) as executor:
+    async with cluster.open(settings, registry) as executor:
         yield executor
 
 
@@ -286,7 +286,7 @@ async def opened_log(settings: Settings) -> AsyncIterator[Store]:
     from rollcage.store import Store
 
     if not settings.log_path.exists():
-        raise UnknownRollout(f"there are no rollouts yet in {settings.home}; rollcage run makes one")
+        raise UnknownRollout(f"there are no rollouts yet in {settings.home}", remedy="rollcage run makes one")
     async with Store.open(settings.log_path, read_only=not settings.log_writable) as store:
         if not store.read_only:
             await recover(store, Owners.beside(store))

@@ -15,7 +15,7 @@ from anyio.abc import SocketStream
 
 from rollcage import Client
 from rollcage.client import ServerError, SyncClient
-from rollcage.client.connection import Patience
+from rollcage.client.connection import RetryBudget
 from rollcage.errors import UnknownRollout, UsageError
 from rollcage.events import Ended, Entry, Queued
 from rollcage.types import Outcome
@@ -232,7 +232,7 @@ def test_patience_lasts_for_a_time_with_pauses_out_of_step(monkeypatch: pytest.M
     monkeypatch.setattr("rollcage.client.connection.time.monotonic", lambda: now[0])
     runs = []
     for _ in range(2):
-        patience, pauses, now[0] = Patience(60), [], 0.0
+        patience, pauses, now[0] = RetryBudget(60), [], 0.0
         while (pause := patience.pause()) is not None:
             pauses.append(pause)
             now[0] += pause
@@ -240,7 +240,7 @@ def test_patience_lasts_for_a_time_with_pauses_out_of_step(monkeypatch: pytest.M
         assert 60 <= now[0] < 64
         assert max(pauses) <= 4
     assert runs[0] != runs[1]
-    assert Patience(0).pause() is None
+    assert RetryBudget(0).pause() is None
 
 
 async def test_waiting_has_an_end(server: Served) -> None:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PendingRollout:
     """One rollout that somebody wants."""
 
     task: Work
@@ -73,19 +73,19 @@ class BackgroundRunner:
         self._lock = threading.Lock()
         self._stack: ExitStack | None = None
 
-    def start(self, wanted: Wanted) -> RunningRollout[Rollout]:
+    def start(self, wanted: PendingRollout) -> RunningRollout[Rollout]:
         """Begin one rollout."""
         self._open()
         work, scope = self._portal.start_task(self._one, wanted)
         return RunningRollout(self, work, scope)
 
-    def start_group(self, wanted: Wanted, n: int, min_usable: int = 0) -> RunningRollout[list[Rollout]]:
+    def start_group(self, wanted: PendingRollout, n: int, min_usable: int = 0) -> RunningRollout[list[Rollout]]:
         """Begin n rollouts of one task, in one request (see `arun_group`)."""
         self._open()
         work, scope = self._portal.start_task(self._group, wanted, n, min_usable)
         return RunningRollout(self, work, scope)
 
-    def run_groups(self, wanted: Sequence[tuple[Wanted, int]], *, min_usable: int = 0) -> list[Rollout]:
+    def run_groups(self, wanted: Sequence[tuple[PendingRollout, int]], *, min_usable: int = 0) -> list[Rollout]:
         """Run groups of so many rollouts each to their ends; all rollouts, in this order. The first group that makes
         no sense stops all others. `min_usable`: in each group.
         """
@@ -151,14 +151,14 @@ class BackgroundRunner:
                 self._stack = stack.pop_all()
             atexit.register(self.close)
 
-    async def _one(self, wanted: Wanted, *, task_status: TaskStatus[anyio.CancelScope]) -> Rollout | None:
+    async def _one(self, wanted: PendingRollout, *, task_status: TaskStatus[anyio.CancelScope]) -> Rollout | None:
         with anyio.CancelScope() as scope:
             task_status.started(scope)
             return await arun(_file(wanted), runner=self._runner, settings=self._settings, **wanted.arguments)
         return None
 
     async def _group(
-        self, wanted: Wanted, n: int, min_usable: int, *, task_status: TaskStatus[anyio.CancelScope]
+        self, wanted: PendingRollout, n: int, min_usable: int, *, task_status: TaskStatus[anyio.CancelScope]
     ) -> list[Rollout] | None:
         with anyio.CancelScope() as scope:
             task_status.started(scope)
@@ -167,7 +167,7 @@ class BackgroundRunner:
         return None
 
 
-def _file(wanted: Wanted) -> TaskFile:
+def _file(wanted: PendingRollout) -> TaskFile:
     """The task, with the fields that every request gets."""
     file = read(wanted.task)
     body = {**file.endpoint.extra_body, **wanted.extra_body}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rollcage.runner import Runner
     from rollcage.simulators import ScriptedModel
     from rollcage.store import Store
-    from rollcage.wiring import Elsewhere
+    from rollcage.wiring import ClusterLink
 
 Show = Callable[[BatchView, bool], Awaitable[None]]
 """Shown the batch now and then; whether this process runs it."""
@@ -386,10 +386,10 @@ class Evaluating:
         settings: Settings,
         runner: Runner | None,
         store: Store | None,
-        elsewhere: Elsewhere | None = None,
+        cluster: ClusterLink | None = None,
     ) -> None:
         self._asked, self._settings, self._runner, self._store = asked, settings, runner, store
-        self._elsewhere = elsewhere
+        self._cluster = cluster
 
     def __await__(self) -> Generator[Any, None, Batch]:
         return self._whole().__await__()
@@ -430,6 +430,6 @@ class Evaluating:
                     store = await stack.enter_async_context(Store.open(self._settings.log_path))
                 if runner is None:
                     at_once = self._asked.limits.at_once
-                    opened = opened_runner(self._settings, store, at_once=at_once, elsewhere=self._elsewhere)
+                    opened = opened_runner(self._settings, store, at_once=at_once, cluster=self._cluster)
                     runner = await stack.enter_async_context(opened)
                 yield await stack.enter_async_context(open_batch(self._asked, self._settings, store, runner))

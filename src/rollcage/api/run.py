@@ -176,7 +176,7 @@ async def open_runner(
             if store is None:
                 store = await stack.enter_async_context(Store.open(settings.log_path))
             yield await stack.enter_async_context(
-                opened_runner(settings, store, warm=warm, at_once=at_once, elsewhere=cluster)
+                opened_runner(settings, store, warm=warm, at_once=at_once, cluster=cluster)
             )
 
 

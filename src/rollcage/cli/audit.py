@@ -133,14 +133,14 @@ async def _audit(
 
     import anyio
 
-    from rollcage.cli.audit_report import Shown
+    from rollcage.cli.audit_report import ReportPrinter
     from rollcage.cli.interrupts import stoppable
     from rollcage.cli.output import write_json
     from rollcage.cli.screen import screen
     from rollcage.store import Store
     from rollcage.wiring import opened_runner, provider
 
-    shown = Shown(None if how.as_json else screen(settings), details=how.details)
+    shown = ReportPrinter(None if how.as_json else screen(settings), details=how.details)
     aside = screen(settings, file=sys.stderr)
     images = provider(settings).images
     files = [_prepared(task, options, images.has) for task in tasks]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rollcage.tasks.audit import AuditReport
 
 
-class Shown:
+class ReportPrinter:
     """Reports as they come in: shown at once by a line, or in their order with all details."""
 
     def __init__(self, console: Screen | None, *, details: bool) -> None:

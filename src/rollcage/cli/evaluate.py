@@ -214,7 +214,7 @@ async def _run(settings: Settings, asked: Evaluation, how: How, screen: BatchScr
                 f"{unpriced[0]} has no price", argument="budget", remedy=f"say what it costs in {settings.prices_path}"
             )
         runner = await stack.enter_async_context(
-            opened_runner(settings, store, at_once=limits.at_once, elsewhere=cluster)
+            opened_runner(settings, store, at_once=limits.at_once, cluster=cluster)
         )
         view, work = await stack.enter_async_context(open_batch(asked, settings, store, runner))
         screen.begin(view)

@@ -15,7 +15,7 @@ from rollcage.cli import codes
 Stop = Callable[[], Awaitable[None]]
 
 
-class Told(Protocol):
+class Display(Protocol):
     """Whoever shows what happens."""
 
     def note(self, message: str) -> None:
@@ -28,7 +28,7 @@ class Told(Protocol):
 class Interrupts:
     """Signals while a rollout runs: the first one stops it cleanly, the second leaves at once."""
 
-    def __init__(self, output: Told) -> None:
+    def __init__(self, output: Display) -> None:
         self._output = output
         self.code: int | None = None
         """The exit code of the signal, once one came."""

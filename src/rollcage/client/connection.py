@@ -93,7 +93,7 @@ class ServerConnection:
 
     async def _fetch(self, method: str, path: str, *, safe: bool = False, **more: Any) -> httpx.Response:
         """Ask; what is safe is tried again where the server did not answer, or is busy."""
-        patience = Patience(self._retry_s if safe or method == "GET" else 0)
+        patience = RetryBudget(self._retry_s if safe or method == "GET" else 0)
         while True:
             try:
                 answer = await self._http.request(method, path, **more)
@@ -107,7 +107,7 @@ class ServerConnection:
 
         A stream that breaks is taken up where it broke: no entry is lost, none comes twice.
         """
-        patience = Patience(self._retry_s)
+        patience = RetryBudget(self._retry_s)
         while True:
             began = time.monotonic()
             try:
@@ -126,7 +126,7 @@ class ServerConnection:
                     patience.restore()  # the line held for a while: this is another break
                 await self._pause(patience, error)
 
-    async def _pause(self, patience: Patience, error: Exception) -> None:
+    async def _pause(self, patience: RetryBudget, error: Exception) -> None:
         """Wait before the next try; raises where there is none."""
         pause = patience.pause() if _again(error) else None
         if pause is None:
@@ -197,7 +197,7 @@ def _again(error: Exception) -> bool:
     )
 
 
-class Patience:
+class RetryBudget:
     """How long to go on trying: so many seconds from the first failure, with pauses that grow and are never in step."""
 
     def __init__(self, seconds: float) -> None:

@@ -40,7 +40,14 @@ from rollcage.schema.writing import json_of
 from rollcage.server.auth import current_caller
 from rollcage.server.mcp_call import CallProgress, RolloutTool, ToolFailure, call
 from rollcage.server.mcp_tools import TOOLS, find
-from rollcage.server.openenv_sessions import ClientConnection, Episode, Episodes, Presence, Sessions, connection
+from rollcage.server.openenv_sessions import (
+    ClientConnection,
+    ConnectionMiddleware,
+    Episode,
+    Episodes,
+    Sessions,
+    connection,
+)
 from rollcage.server.service import Service
 from rollcage.types import JsonObject, Value
 
@@ -80,7 +87,7 @@ def build(service: Service, *, sessions: int = SESSIONS, budget_s: float = STEP_
         state_cls=OpenCodeState,
         reset_observation_cls=Observation,
     )
-    app.add_middleware(Presence)
+    app.add_middleware(ConnectionMiddleware)
     app.add_exception_handler(RequestValidationError, _refuse)
     return app
 

@@ -114,7 +114,7 @@ class Sessions:
         self._open[caller.name] -= 1
 
 
-class Presence:
+class ConnectionMiddleware:
     """Middleware: tells the environment where a request came from, and when its client is gone."""
 
     def __init__(self, app: App) -> None:

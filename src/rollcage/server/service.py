@@ -35,7 +35,7 @@ from rollcage.settings import Settings
 from rollcage.store import Store, Summary
 from rollcage.store.retention import file_bytes, size_of
 from rollcage.types import Endpoint, Job, Value
-from rollcage.wiring import Elsewhere, opened_elsewhere, opened_listener, opened_registry
+from rollcage.wiring import ClusterLink, opened_executor, opened_listener, opened_registry
 
 if TYPE_CHECKING:
     from rollcage.simulators import ScriptedModel
@@ -110,23 +110,23 @@ class Service(LogReader):
         callers: Mapping[str, Caller] | None = None,
         warm: int = 0,
         environments: Mapping[str, str] | None = None,
-        elsewhere: Elsewhere | None = None,
+        cluster: ClusterLink | None = None,
     ) -> AsyncIterator[Service]:
         """A service with everything it needs: log, runner, boxes, gateway. Takes over what dead servers left.
 
         `callers`: those that have limits of their own, by name. `warm`: see `opened_registry`.
         `environments`: names that callers may use, and the addresses of remote environments they stand for.
-        `elsewhere`: other machines that run the rollouts.
+        `cluster`: other machines that run the rollouts.
         """
         limits = limits or ServerLimits()
         async with (
             Store.open(settings.log_path) as store,
-            opened_registry(settings, warm=0 if elsewhere else warm, local=False) as backends,
+            opened_registry(settings, warm=0 if cluster else warm, local=False) as backends,
             opened_listener(settings, store) as on_event,
             anyio.create_task_group() as tasks,
             # Before the runner, so that it outlives the rollouts.
             AsyncExitStack() as stack,
-            opened_elsewhere(settings, backends, elsewhere) as executor,
+            opened_executor(settings, backends, cluster) as executor,
             Runner.open(
                 store, backends, at_once=limits.at_once, queue=limits.queue, recovers=False, executor=executor
             ) as runner,
@@ -136,7 +136,7 @@ class Service(LogReader):
             service.agents = backends.agents
             service._listener = on_event
             service._stack = stack
-            service.clustered = elsewhere is not None
+            service.clustered = cluster is not None
             tasks.start_soon(service._look_after, callers or {})
             try:
                 yield service

@@ -101,7 +101,7 @@ async def serve(settings: Settings, options: ServeOptions, ready: Callable[[str]
                 callers=keys.callers(),
                 warm=options.warm,
                 environments=options.environments,
-                elsewhere=options.cluster,
+                cluster=options.cluster,
             ) as service,
         ):
             app = App(service, keyed=bool(keys))
@@ -201,7 +201,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
             listener.setblocking(False)
         except OSError as error:
             remedy = "choose another --port, or 0 for any that is free"
-            raise SetupError(f"cannot listen on {host}:{port} ({error.strerror}): {remedy}") from error
+            raise SetupError(f"cannot listen on {host}:{port} ({error.strerror})", remedy=remedy) from error
         yield listener
 
 

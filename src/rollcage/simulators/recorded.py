@@ -55,7 +55,7 @@ def asked(request: Mapping[str, Any]) -> JsonObject:
     return {name: value for name, value in request.items() if name not in IGNORED}
 
 
-def blurred(value: Any) -> Any:
+def normalized(value: Any) -> Any:
     """The same without dates, durations and ids, which differ from run to run."""
     if isinstance(value, str):
         return _VOLATILE.sub("~", value)
@@ -64,13 +64,13 @@ def blurred(value: Any) -> Any:
         # said, and a call's number in its list says nothing more.
         unsaid = ("id", "tool_call_id", "index") if "function" in value else ("id", "tool_call_id")
         said = {name: each for name, each in value.items() if each not in (None, [], ()) and name not in unsaid}
-        return {name: blurred(each) for name, each in said.items()}
-    return [blurred(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: normalized(each) for name, each in said.items()}
+    return [normalized(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> Difference | None:
     """Where two requests ask something else; None where they differ in nothing but times and ids."""
-    return _difference(blurred(asked(was)), blurred(asked(now)), "")
+    return _difference(normalized(asked(was)), normalized(asked(now)), "")
 
 
 def _difference(was: Any, now: Any, path: str) -> Difference | None:

@@ -15,7 +15,7 @@ import msgspec
 from rollcage.simulators.scripted.completions import completion_response, completion_stream
 from rollcage.simulators.scripted.generation import compose, end_of
 from rollcage.simulators.scripted.profiles import PROFILES
-from rollcage.simulators.scripted.request import Asked, Refused, read_request
+from rollcage.simulators.scripted.request import ParsedRequest, Refused, read_request
 from rollcage.simulators.scripted.scores import scores
 from rollcage.simulators.scripted.script import AUXILIARY, RecordedRequest, Script
 from rollcage.simulators.scripted.shapes import Event, Reply
@@ -149,17 +149,17 @@ class ScriptedApp:
             pass
         raise Gone
 
-    def _fit(self, asked: Asked) -> Asked:
+    def _fit(self, asked: ParsedRequest) -> ParsedRequest:
         """What a real context window allows: a prompt that is too long is refused, an answer is cut."""
         room = self._context_length - len(asked.prompt)
-        wanted = asked.cutting.max_tokens
+        wanted = asked.truncation.max_tokens
         if room < 1 or (wanted is not None and wanted > room):
             message = (
                 f"This model's maximum context length is {self._context_length} tokens. However, you requested "
                 f"{wanted or 0} output tokens and your prompt contains {len(asked.prompt)} input tokens."
             )
             raise Refused(400, message, param="input_tokens")
-        return replace(asked, cutting=replace(asked.cutting, max_tokens=min(room, wanted or room)))
+        return replace(asked, truncation=replace(asked.truncation, max_tokens=min(room, wanted or room)))
 
     def _tokenize(self, body: JsonObject) -> JsonObject:
         tokenizer = default_tokenizer()
@@ -212,11 +212,11 @@ class _PreparedAnswer:
         return completion_response(self.shapes, self._reply)
 
 
-def _reply(asked: Asked, turn: ScriptedTurn, script: Script) -> Reply:
+def _reply(asked: ParsedRequest, turn: ScriptedTurn, script: Script) -> Reply:
     think = (asked.body.get("chat_template_kwargs") or {}).get("enable_thinking") is not False
     parse = asked.chat and asked.body.get("tool_choice") != "none"
     answer = compose(turn, parse=parse, think=think)
-    end = end_of(answer, asked.cutting, named=asked.named_tool)
+    end = end_of(answer, asked.truncation, named=asked.named_tool)
     if turn.finish_reason:
         end = replace(end, finish_reason=turn.finish_reason)
     ids = [token.id for token in answer.tokens[: end.tokens]]

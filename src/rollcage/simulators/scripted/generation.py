@@ -45,7 +45,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Cutting:
+class Truncation:
     """What may end an answer early, and in what portions it leaves."""
 
     max_tokens: int | None = None
@@ -149,7 +149,7 @@ def _ends(ids: Sequence[int], start: int) -> Iterator[int]:
         yield start
 
 
-def end_of(answer: Answer, cutting: Cutting, *, named: bool = False) -> End:
+def end_of(answer: Answer, truncation: Truncation, *, named: bool = False) -> End:
     """Where an answer ends under these limits. `named`: the request named the tool, which vLLM calls a plain stop."""
     tokens = answer.tokens
 
@@ -158,31 +158,31 @@ def end_of(answer: Answer, cutting: Cutting, *, named: bool = False) -> End:
         return "tool_calls" if called and not named else "stop"
 
     end = End(len(tokens), len(answer.text), stopped(len(answer.text)))
-    if cutting.max_tokens is not None and cutting.max_tokens < end.tokens:
-        end = End(cutting.max_tokens, tokens[cutting.max_tokens - 1].end, "length")
+    if truncation.max_tokens is not None and truncation.max_tokens < end.tokens:
+        end = End(truncation.max_tokens, tokens[truncation.max_tokens - 1].end, "length")
     for n, token in enumerate(tokens[: end.tokens]):
-        if token.id in cutting.stop_token_ids:
+        if token.id in truncation.stop_token_ids:
             visible = tokens[n - 1].end if n else 0
             end = End(n + 1, visible, stopped(visible), token.id)
             break
-    hits = [(at, word) for word in cutting.stop if (at := answer.text.find(word)) >= 0]
+    hits = [(at, word) for word in truncation.stop if (at := answer.text.find(word)) >= 0]
     for at, word in hits:
         count = next((n + 1 for n, token in enumerate(tokens) if token.end >= at + len(word)), len(tokens))
         if count < end.tokens or (count == end.tokens and at + len(word) <= end.visible and end.stop_reason is None):
-            visible = at + len(word) if cutting.keep_stop else at
+            visible = at + len(word) if truncation.keep_stop else at
             end = End(count, visible, stopped(visible), word)
     return end
 
 
-def pieces(answer: Answer, end: End, cutting: Cutting) -> Iterator[Piece]:
+def pieces(answer: Answer, end: End, truncation: Truncation) -> Iterator[Piece]:
     """The answer in portions, each what one chunk of a stream carries."""
     tokens = answer.tokens[: end.tokens]
-    hold = max((len(word) for word in cutting.stop), default=1) - 1 if not cutting.keep_stop else 0
+    hold = max((len(word) for word in truncation.stop), default=1) - 1 if not truncation.keep_stop else 0
     frontiers = [min(max(0, token.end - hold), end.visible) for token in tokens]
     frontiers[-1] = end.visible
     reader = _DeltaReader(answer)
     first = 0
-    for last in _portions(answer, frontiers, cutting):
+    for last in _portions(answer, frontiers, truncation):
         piece = Piece(first, tokens[first:last])
         reader.advance(piece, frontiers[last - 1])
         if last == len(tokens):
@@ -191,13 +191,13 @@ def pieces(answer: Answer, end: End, cutting: Cutting) -> Iterator[Piece]:
         first = last
 
 
-def _portions(answer: Answer, frontiers: Sequence[int], cutting: Cutting) -> Iterator[int]:
+def _portions(answer: Answer, frontiers: Sequence[int], truncation: Truncation) -> Iterator[int]:
     """Ends of the portions. One portion never mixes kinds of text, unless a single token does."""
-    chance = random.Random(cutting.seed)  # noqa: S311 - it only has to be the same for the same request
+    chance = random.Random(truncation.seed)  # noqa: S311 - it only has to be the same for the same request
     kinds = list(_kinds(answer.spans, frontiers))
     at = 0
     while at < len(frontiers):
-        size = (cutting.interval if at else 1) or (1 if chance.random() < 0.6 else chance.randint(2, 7))
+        size = (truncation.interval if at else 1) or (1 if chance.random() < 0.6 else chance.randint(2, 7))
         kind = kinds[at]
         last = at + 1
         while last < min(at + size, len(frontiers)):

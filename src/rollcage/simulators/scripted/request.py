@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollcage.simulators.scripted.generation import Cutting
+from rollcage.simulators.scripted.generation import Truncation
 from rollcage.simulators.scripted.template import BadMessages, answers_in, prompt_ids
 from rollcage.simulators.scripted.tokenizer import default_tokenizer
 from rollcage.types import JsonObject
@@ -27,7 +27,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """A request that can be answered."""
 
     body: JsonObject
@@ -38,7 +38,7 @@ class Asked:
     chat: bool
     auxiliary: bool
     """A title or a summary for the agent's own use, which is no turn."""
-    cutting: Cutting
+    truncation: Truncation
 
     def wants(self, name: str) -> bool:
         """Whether a flag of the body is set."""
@@ -91,17 +91,17 @@ class Asked:
     @property
     def seed(self) -> bytes:
         """The same for the same request."""
-        return self.cutting.seed
+        return self.truncation.seed
 
-    def portions(self, index: int, interval: int | None) -> Cutting:
+    def portions(self, index: int, interval: int | None) -> Truncation:
         """How one choice is cut into chunks; `interval` overrules where the engine has a fixed number of tokens."""
         seed = self.seed + index.to_bytes(2, "big")
-        return replace(self.cutting, seed=seed, interval=interval or self.cutting.interval)
+        return replace(self.truncation, seed=seed, interval=interval or self.truncation.interval)
 
 
 def read_request(
     raw: bytes, body: JsonObject, headers: Mapping[str, str], *, chat: bool, given_prompt: Any = None
-) -> Asked:
+) -> ParsedRequest:
     """What a body asks for. Raises Refused, worded as vLLM would. `given_prompt`: ids that a chat brings itself."""
     _check(body, chat=chat)
     if chat:
@@ -112,7 +112,7 @@ def read_request(
         prompt = _plain_prompt(body.get("prompt"))
         turn, auxiliary = answers_in(prompt), False
     stop = body.get("stop") or ()
-    cutting = Cutting(
+    truncation = Truncation(
         max_tokens=_integer(body, "max_completion_tokens") or _integer(body, "max_tokens"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(body.get("stop_token_ids") or ()),
@@ -120,7 +120,7 @@ def read_request(
         interval=_integer(body, "stream_interval"),
         seed=hashlib.blake2b(raw, digest_size=16).digest(),
     )
-    return Asked(body, headers, tuple(prompt), turn, chat, auxiliary, cutting)
+    return ParsedRequest(body, headers, tuple(prompt), turn, chat, auxiliary, truncation)
 
 
 def _chat_prompt(body: JsonObject) -> tuple[list[int], int, bool]:

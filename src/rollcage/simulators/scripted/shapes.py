@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any, ClassVar, NamedTuple
 
 from rollcage.simulators.scripted.generation import Answer, End, Piece, pieces
-from rollcage.simulators.scripted.request import Asked, Refused
+from rollcage.simulators.scripted.request import ParsedRequest, Refused
 from rollcage.simulators.scripted.scores import Score
 from rollcage.simulators.scripted.tokenizer import default_tokenizer
 from rollcage.types import JsonObject
@@ -29,7 +29,7 @@ class Event(NamedTuple):
 class Reply:
     """All there is to say to one request; the engines differ in how they say it."""
 
-    asked: Asked
+    asked: ParsedRequest
     model: str
     answer: Answer
     end: End

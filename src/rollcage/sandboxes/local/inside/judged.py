@@ -63,7 +63,7 @@ def divide(request: Mapping[str, Any]) -> int:
     return listener
 
 
-def reunite(request: Mapping[str, Any]) -> None:
+def remove_second_root(request: Mapping[str, Any]) -> None:
     """Take the second root away; the judge's own is laid anew by whoever rewinds the box. No command may be running."""
     for folder in (JUDGED, _PRIVATE):
         kernel.detach(folder)

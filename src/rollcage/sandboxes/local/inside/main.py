@@ -149,7 +149,7 @@ def _perform(action: str, request: dict[str, Any], fds: Sequence[int], own: int)
         home.checkpoint(home.Stack.of(request))
     elif action == "rewind":
         if request["divided"]:
-            judged.reunite(request)
+            judged.remove_second_root(request)
         changed = home.rewind(home.Stack.of(request), request["keep"], request["restore"])
         home.empty_tmp(request["tmp"])
         return {"changed": changed, "kept": usage.usage() if request["brought"] else 0}, []
