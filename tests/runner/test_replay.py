@@ -184,6 +184,11 @@ def test_times_and_ids_are_no_difference_and_words_are() -> None:
     was = request("Wed Nov 18 2026: 3 passed in 0.12s, session 0a1b2c3d4e")
     now = {**request("Thu Nov 19 2026: 3 passed in 1.50s, session 99aabbcc00"), "max_tokens": 9, "logprobs": True}
     assert difference(was, now) is None
+    lent = [
+        request(f"apiKey: sk-{key}, timeout: 5")
+        for key in ("-UOgSzxcHFxvM8szifON9VgjLhV6PQ4n", "HguYUXnjekpvm6MCX154Puig3")
+    ]
+    assert difference(*lent) is None
     assert difference(request("[main 0a1b2c3] Add it"), request("[main 9f8e7d6] Add it")) is None
     found = difference(was, request("Wed Nov 18 2026: 2 passed in 0.12s, session 0a1b2c3d4e"))
     assert found and found.path == "messages[0].content"

@@ -35,6 +35,7 @@ _VOLATILE = re.compile(
     r"|\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]* +\d{1,2}\b"
     r"|\b\d+(?:\.\d+)? ?(?:ms|s|sec|seconds)\b"  # durations
     r"|\b(?=[0-9a-f]*\d)[0-9a-f]{7,}\b"  # ids, git's short ones too
+    r"|\bsk-[\w-]{20,}"  # the key that an agent is lent
     r"|/tmp/[\w.-]+"
 )
 
