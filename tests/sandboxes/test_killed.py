@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
 import pytest
 
 from rollcage.sandboxes.local import fork_server
-from rollcage.sandboxes.local.cgroups import Cgroup, _beside, _sweep
+from rollcage.sandboxes.local.cgroups import Cgroup, Cgroups, _beside, _sweep
 from rollcage.store import Store
 from rollcage.types import Blame, Outcome, Task
+from support.commands import rollcage
 from support.playing import Play
 from support.processes import alive
 
@@ -35,6 +38,29 @@ async def test_an_agent_that_somebody_outside_kills_is_not_scored(play: Play) ->
         rollout = await play(Task(instruction=f"exec -a {mark} sleep 1000", verify=("true",)), agent="shell")
     assert (rollout.outcome, rollout.reward, rollout.blame) == (Outcome.SANDBOX_LOST, None, Blame.INFRASTRUCTURE)
     assert "from outside its box" in (rollout.error or "")
+
+
+def test_an_agent_that_a_machine_without_memory_kills_is_not_scored(tmp_path: Path) -> None:
+    """A group around all of it stands for the machine: it is out of memory long before the box is."""
+    groups = Cgroups(("memory",))
+    trees = groups.trees()
+    if not trees or trees[0].version != 1:
+        pytest.skip("no memory cgroup of version 1 that we may write")
+    machine = trees[0].folder.parent / f"machine-{secrets.token_hex(6)}"
+    machine.mkdir()
+    try:
+        (machine / "memory.limit_in_bytes").write_text(str(400 << 20))
+        enter = ("sh", "-c", f'echo $$ >{machine}/cgroup.procs && exec "$@"', "enter")
+        eat = 'exec python3 -c "bytearray(800 << 20)"'
+        words = ("--agent", "shell", "--endpoint", "scripted", "--verify", "false", "--json")
+        ran = rollcage(tmp_path, "run", "-i", eat, *words, under=enter)
+    finally:
+        with suppress(OSError):
+            machine.rmdir()
+        groups.close()
+    result = json.loads(ran.stdout)
+    assert (result["error_code"], result["reward"], result["blame"]) == ("sandbox_lost", None, "infrastructure")
+    assert "ran out of memory" in result["error"]
 
 
 async def test_an_agent_that_kills_itself_is_scored_as_it_stands(play: Play) -> None:

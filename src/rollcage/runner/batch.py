@@ -39,7 +39,7 @@ class CellJob(NamedTuple):
     """What is run for one cell."""
 
     job: Job
-    release: Callable[[], object]
+    release: Callable[[], None]
     """Called when its rollout is over."""
 
 

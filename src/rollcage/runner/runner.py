@@ -340,10 +340,13 @@ class Runner:
 
     async def over(self, rollout_id: str) -> None:
         """Wait for the end of a rollout, whichever process runs it; StoreError where its log broke before."""
-        if mine := self._running.get(rollout_id):
+        mine = self._running.get(rollout_id)
+        if mine:
             await mine.over.wait()
         if broken := self._broken.get(rollout_id):
             raise broken
+        if mine:
+            return
         last, ended = await self._store.last(rollout_id)
         if ended:
             return
