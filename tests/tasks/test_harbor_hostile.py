@@ -49,11 +49,13 @@ REPLACED = {
 def made(tmp_path: Path, cheat: str, *, kind: str = "shared") -> dict[str, object]:
     """A task of that kind whose agent plays the cheat."""
     folder = Path(shutil.copytree(FOLDERS / "greeting", tmp_path / "task"))
-    by = "untrusted --timeout 20 " if kind == "isolated" else ""
+    by = "untrusted --timeout 20 " if kind in ("isolated", "apart") else ""
     config = {
         "shared": "",
         "narrow": "[metadata.rollcage]\nkeep = []\n",
         "isolated": "[metadata.rollcage]\nisolate = true\n",
+        "apart": 'artifacts = ["/app/answer"]\n[metadata.rollcage]\nisolate = true\n[verifier]\n'
+        'environment_mode = "separate"\n',
         "separate": 'artifacts = ["/app/answer"]\n[verifier]\nenvironment_mode = "separate"\n',
     }
     (folder / "task.toml").write_text(config[kind])
@@ -81,19 +83,19 @@ async def test_a_replaced_program_pays_where_all_is_kept_and_is_told_of(play: Pl
     assert any(path.startswith("/opt") for path in told), rollout.suspicions
 
 
-@pytest.mark.parametrize("kind", ["narrow", "separate", "isolated"])
+@pytest.mark.parametrize("kind", ["narrow", "separate", "isolated", "apart"])
 async def test_nothing_of_it_pays_anywhere_else(play: Play, tmp_path: Path, kind: str) -> None:
     everything = "\n".join(f"({cheat})" for cheat in (*LEFTOVERS.values(), *REPLACED.values()))
     rollout = await judged(play, tmp_path, f"{everything}\ntrue", kind)
     assert rollout.reward == 0, rollout.verify
-    assert rollout.trust == ("isolated" if kind == "isolated" else "shared")
+    assert rollout.trust == ("isolated" if kind in ("isolated", "apart") else "shared")
 
 
-@pytest.mark.parametrize("kind", ["shared", "narrow", "separate", "isolated"])
+@pytest.mark.parametrize("kind", ["shared", "narrow", "separate", "isolated", "apart"])
 async def test_honest_work_earns_1_everywhere(play: Play, tmp_path: Path, kind: str) -> None:
     rollout = await judged(play, tmp_path, "echo 42 > /app/answer", kind)
     assert (rollout.reward, rollout.error) == (1, None), rollout.verify
-    assert not [each for each in rollout.suspicions if each.code.startswith("changed")]
+    assert not [each for each in rollout.suspicions if each.code.startswith(("changed", "not_separated"))]
 
 
 def test_a_verifier_whose_programs_are_the_agent_s_is_not_isolated(tmp_path: Path) -> None:
@@ -103,9 +105,23 @@ def test_a_verifier_whose_programs_are_the_agent_s_is_not_isolated(tmp_path: Pat
         load(folder)
 
 
-def test_a_box_of_its_own_and_isolate_are_refused_together(tmp_path: Path) -> None:
+async def test_in_a_box_of_its_own_an_isolated_verifier_sees_nothing_of_the_artifacts_nor_they_of_it(
+    play: Play, tmp_path: Path
+) -> None:
+    given = made(tmp_path, "echo 42 > /app/answer", kind="apart")
+    script = """cat /app/answer && exit
+untrusted --timeout 20 cat /tests/test.sh && exit
+said=$(untrusted --timeout 20 cat /app/answer); echo $((said == 42)) > /logs/verifier/reward.txt
+"""
+    (tmp_path / "task/tests/test.sh").write_text(script)
+    task = load(tmp_path / "task").task.model_copy(update={"instruction": "echo 42 > /app/answer"})
+    rollout = await play(task, agent="shell", sandbox=given["sandbox"])
+    assert (rollout.reward, rollout.trust) == (1, "isolated"), rollout.verify
+
+
+def test_an_isolated_verifier_that_works_among_its_tests_is_refused(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(FOLDERS / "greeting", tmp_path / "task"))
-    own = '[metadata.rollcage]\nisolate = true\n\n[verifier]\nenvironment_mode = "separate"\n'
+    own = '[metadata.rollcage]\nisolate = true\n\n[verifier.environment]\nworkdir = "/tests"\n'
     (folder / "task.toml").write_text(own)
-    with pytest.raises(TaskError, match=r"task.toml:5: verifier.environment_mode = separate does not go with isolate"):
+    with pytest.raises(TaskError, match=r"task.toml:2: isolate = true: the verifier works in /tests"):
         load(folder)

@@ -19,8 +19,8 @@ from rollcage.sandboxes.base import SHELL, Exit, Sandbox, run, sh
 from rollcage.sandboxes.files import unpack_archive
 from rollcage.types import AgentSpec, JsonObject, Task
 
-STEP_S = 600.0
-"""How long one step may take; the agent's own time ends it sooner."""
+SPARE_S = 60.0
+"""How much longer a step may take than the agent, whose own time ends it."""
 _APPLY = """
 if command -v git >/dev/null; then exec git apply --whitespace=nowarn -; fi
 exec patch --strip=1 --forward --batch
@@ -40,6 +40,7 @@ class Oracle(Nop):
     def __init__(self, task: Task | None = None, *, files: Files | None = None) -> None:
         """`task`: whose solution; `bound_to` gives it. `files`: an archive of files, by its digest."""
         self._task, self._files = task, files
+        self.own_paths = (task.solution_dir,) if task and task.solution_tree else ()
         self._tail = ""
 
     def bound_to(self, task: Task) -> Oracle:
@@ -92,21 +93,22 @@ def has_solution(task: Task) -> bool:
 def steps(task: Task) -> list[Step]:
     """What the task's solution does, in order; a script takes the place of the scripted turns."""
     found: list[Step] = []
+    seconds = task.limits.agent_timeout_s + SPARE_S
     if task.solution_patch:
-        found.append(_patching(task.solution_patch))
+        found.append(_patching(task.solution_patch, seconds))
     if task.solution_script:
-        return [*found, _command(task.solution_script)]
+        return [*found, _command(task.solution_script, seconds)]
     if found:
         return found
     calls = [call for turn in task.solution for call in turn.tool_calls]
-    return [step for call in calls if (step := _step(call.name, call.arguments))]
+    return [step for call in calls if (step := _step(call.name, call.arguments, seconds))]
 
 
-def _step(tool: str, arguments: JsonObject) -> Step | None:
+def _step(tool: str, arguments: JsonObject, seconds: float) -> Step | None:
     """What a tool call changes; None for one that only looks."""
     path = str(arguments.get("filePath", ""))
     if tool == "bash":
-        return _command(str(arguments.get("command", "")))
+        return _command(str(arguments.get("command", "")), seconds)
     if tool == "write":
         return _writing(path, str(arguments.get("content", "")))
     if tool == "edit":
@@ -114,17 +116,17 @@ def _step(tool: str, arguments: JsonObject) -> Step | None:
     return None
 
 
-def _command(text: str) -> Step:
+def _command(text: str, seconds: float) -> Step:
     async def step(box: Sandbox, workdir: str) -> Exit:
-        return await sh(box, text, cwd=workdir, timeout_s=STEP_S)
+        return await sh(box, text, cwd=workdir, timeout_s=seconds)
 
     return step
 
 
-def _patching(patch: str) -> Step:
+def _patching(patch: str, seconds: float) -> Step:
     async def step(box: Sandbox, workdir: str) -> Exit:
         command = [*SHELL, _APPLY]
-        return await run(box, command, stdin=patch.encode(), cwd=workdir, timeout_s=STEP_S)
+        return await run(box, command, stdin=patch.encode(), cwd=workdir, timeout_s=seconds)
 
     return step
 

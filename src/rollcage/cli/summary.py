@@ -309,8 +309,8 @@ def _verdicts(rollout: Rollout, marks: Marks) -> Group:
 def _files(rollout: Rollout) -> Group:
     staged = {name: text for name, text in rollout.job.task.files.items() if not name.startswith("/")}
     lines = []
-    # What is not among the task's files may have come from setup as well as from the agent.
-    fresh = ("", DIM) if rollout.setup else ("new", GOOD)
+    # What is not among the task's files may have come from setup or the image as well as from the agent.
+    fresh = ("", DIM) if rollout.setup or rollout.job.sandbox.template else ("new", GOOD)
     for name, text in sorted(rollout.files.items())[:FILES_SHOWN]:
         what, style = fresh if name not in staged else ("same", DIM) if staged[name] == text else ("changed", WARN)
         count = counted(len(text.splitlines()), "line")

@@ -66,7 +66,7 @@ async def judge(
         commands.append(f"bash {task.tests_dir}/test.sh")
     if not commands and not task.checks:
         return None
-    given, lost = await environment_from(box, task.work_paths)
+    given, lost = await environment_from(box, None if "/" in task.keep else task.work_paths)
     if lost:
         what = "the image sets it to what lies in the agent's work; verify commands do not get it, or not all of it"
         await log(Suspicion(code="environment_variable", what=what, paths=lost))
@@ -105,6 +105,7 @@ async def divided(
         sealed=(task.tests_dir,) if task.seal_tests else (),
         hidden=(task.reward_dir,),
         covered=shared if task.isolate else (),
+        removed=(task.tests_dir,) if task.verifier_box and task.verifier_box.has_tests else (),
         needs_launcher=launches(task) or (task.isolate and task.paths == "system"),
         withheld=WITHHELD,
         guards=guards(task, changed, launches=launches(task)),

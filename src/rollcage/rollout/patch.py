@@ -95,6 +95,11 @@ git diff --no-color --no-ext-diff --no-textconv --find-renames --ignore-submodul
 """
 
 
+# A file that was written to, or whose rights were changed, has another time of change: no program can set that.
+_LIST = r"""cd -- "$1" && exec find . -path ./.rollcage -prune -o ! -type d -printf '%P\t%s\t%C@\0'"""
+MAX_LISTING_BYTES = 4 << 20
+
+
 class Patch(NamedTuple):
     """What the agent changed, as `git diff` writes it."""
 
@@ -118,6 +123,8 @@ class Remembered(NamedTuple):
     """What in it is not the agent's to change: tests, interpreters, what make would read before the Makefile."""
     empty: bool = False
     """Nothing was in it."""
+    listing: frozenset[str] | None = None
+    """All files of it, where there is no git to remember them; for the same box alone."""
 
 
 async def snapshot_workdir(box: Sandbox, workdir: str) -> Remembered | None:
@@ -161,6 +168,28 @@ async def patch_of(
         whole_lines = ran.stdout.data[: ran.stdout.data.rfind(b"\n", 0, MAX_PATCH_BYTES) + 1]
         return Patch(whole_lines.decode("utf-8", "replace"), truncated=True)
     return Patch(ran.stdout.text, truncated=False) if ran.code == 0 else None
+
+
+async def listing_of(box: Sandbox, workdir: str) -> frozenset[str] | None:
+    """Every file of the workdir with its size and its time of change, where there is no git to remember them; None
+    where they are too many."""
+    ran = await run(
+        box,
+        _shell(_LIST, workdir),
+        env={"PATH": PATH},
+        inherit_image_env=False,
+        cwd="/",
+        timeout_s=TIMEOUT_S,
+        limit=MAX_LISTING_BYTES,
+    )
+    if ran.code or ran.stdout.truncated:
+        return None
+    return frozenset(ran.stdout.data.decode("utf-8", "surrogateescape").split("\0")[:-1])
+
+
+def changed_since(before: frozenset[str], now: frozenset[str]) -> frozenset[str]:
+    """The files that were made or changed between two listings."""
+    return frozenset(entry.rsplit("\t", 2)[0] for entry in now - before)
 
 
 def _shell(script: str, *words: str) -> list[str]:

@@ -195,9 +195,9 @@ async def _step(
 ) -> StepDone:
     """AGENT and VERIFY of one step. `most_s`: how long the agent may work, beside its task's own limits."""
     deps, log, clock, task, box = course.deps, course.log, course.clock, job.task, place[0]
-    own = deps.agent.own_paths
     if task is not course.job.task and isinstance(deps.agent, TaskBound):
         deps = replace(deps, agent=deps.agent.bound_to(task))
+    own = deps.agent.own_paths
     # Now: later, the agent may have changed who is who.
     agents_user, judge = await users(task, box)
     async with snapshot_for_verify(job, box, own) as snapshot:
@@ -265,7 +265,7 @@ async def set_up(job: Job, box: Sandbox, log: Log, trees: Trees | None = None, *
     """The workdir, the task's files and commands. `remembered`: a snapshot follows, which makes an empty workdir."""
     if isinstance(box, InProcessSandbox):
         return
-    if not remembered or job.task.files or job.task.trees or job.task.setup:
+    if not remembered or job.task.files or job.task.trees or job.task.setup or job.task.paths == "system":
         await stage_files(box, job.task, trees)
     seconds = job.task.limits.setup_timeout_s
     failed = await run_commands(box, job, job.task.setup, stage=Stage.SETUP, log=log, seconds=seconds)

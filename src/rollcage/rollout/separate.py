@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from rollcage.errors import SandboxError
 from rollcage.events import BoxOpened, Log, Suspicion
 from rollcage.rollout.setup import run_commands
+from rollcage.rollout.suspicions import is_within
 from rollcage.rollout.users import acting_as, user_of
 from rollcage.sandboxes.base import PATH, SHELL, Provider, Sandbox, run
 from rollcage.sandboxes.files import NotCopied, copy_path
@@ -69,7 +70,9 @@ def _judged_there(task: Task, own: VerifierBox) -> Task:
     """The task as the verifier's box has it: its work is what was copied."""
     tests = {"tests_tree": None, "more_tests": ()} if own.has_tests else {}
     kept = tuple(artifact.source for artifact in own.artifacts if artifact.source != own.workdir)
-    return task.model_copy(update={"workdir": own.workdir, "keep": kept, **tests})
+    # Where it works among its tests, they are no work of the agent's.
+    guards = task.guards and not is_within(own.workdir, [task.tests_dir])
+    return task.model_copy(update={"workdir": own.workdir, "keep": kept, "guards": guards, **tests})
 
 
 async def _plain(box: Sandbox, script: str, *words: str) -> str:

@@ -45,8 +45,9 @@ async def keep_trees(task: Task, trees: Trees | None) -> None:
 
 
 async def stage_files(box: Sandbox, task: Task, trees: Trees | None = None) -> None:
-    """Make the workdir and write the task's files."""
-    made = await run(box, ["mkdir", "-p", "--", task.workdir])
+    """Make the workdir, and the logs that an agent may write to, and write the task's files."""
+    logs = [f"{task.top}logs/{name}" for name in ("agent", "artifacts", "verifier")] if task.paths == "system" else []
+    made = await run(box, ["mkdir", "-p", "--", task.workdir, *logs])
     if made.code:
         raise UsageError(f"workdir {task.workdir}: {made.stderr.text.strip()}")
     for folder, tree in task.trees.items():

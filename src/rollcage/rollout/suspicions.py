@@ -52,10 +52,17 @@ _MOVED = f"""
 
 
 async def notice_suspicions(
-    task: Task, box: Sandbox, left: Collected, patch: Patch | None, tests: Sequence[str], log: Log
+    task: Task,
+    box: Sandbox,
+    left: Collected,
+    patch: Patch | None,
+    changed: frozenset[str] | None,
+    tests: Sequence[str],
+    log: Log,
 ) -> None:
-    """Log them, from the files and the patch of a work that nothing has judged yet. `tests`: files of setup's."""
-    await _planted(task, left, log, tests, patch.changed if patch else None)
+    """Log them, from the files and the patch of a work that nothing has judged yet. `changed`: the files that it made
+    or changed, where that is known; `tests`: files of setup's."""
+    await _planted(task, left, log, tests, changed)
     if not task.isolate and patch:
         await _reaching(patch.text, log, _sourced_by(task))
         await _misleading(task, box, patch.text, log)

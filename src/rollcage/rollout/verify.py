@@ -14,7 +14,16 @@ import anyio
 from rollcage.errors import SandboxError, SandboxLost, ScoringError, VerifierHung
 from rollcage.events import BoxOpened, FilesCollected, Log, Suspicion, WorkStored
 from rollcage.rollout.judge import judge
-from rollcage.rollout.patch import BEFORE, TIMEOUT_S, Patch, Remembered, patch_of, snapshot_workdir
+from rollcage.rollout.patch import (
+    BEFORE,
+    TIMEOUT_S,
+    Patch,
+    Remembered,
+    changed_since,
+    listing_of,
+    patch_of,
+    snapshot_workdir,
+)
 from rollcage.rollout.plain import packed, plain_work
 from rollcage.rollout.restore import Saved, restored_paths, saved_for_later
 from rollcage.rollout.separate import collect_state, verifiers_box
@@ -104,6 +113,7 @@ async def snapshot_for_verify(job: Job, box: Sandbox, own: Sequence[str]) -> Asy
             if workdir is not None and not workdir.empty:
                 archive = await stack.enter_async_context(archived_home(box, only=(BEFORE,), limit=limit))
         elif isinstance(box, Rewindable):
+            workdir = workdir or Remembered(listing=await listing_of(box, task.workdir))
             await box.checkpoint()
         else:
             # The agent's own folders can be large, and BEFORE lies in one of them.
@@ -189,10 +199,13 @@ async def _take_stock(
             patch_truncated=bool(patch and patch.truncated),
         )
     )
-    await notice_suspicions(task, box, collected, patch, before.tests, log)
+    changed = patch.changed if patch else None
+    if before.listing is not None and (now := await listing_of(box, task.workdir)) is not None:
+        changed = changed_since(before.listing, now)
+    await notice_suspicions(task, box, collected, patch, changed, before.tests, log)
     if stored is not None:
         await log(stored)
-    return patch.changed if patch else None
+    return changed
 
 
 async def _looked_at(

@@ -52,12 +52,14 @@ done
 """
 
 
-async def environment_from(box: Sandbox, work: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+async def environment_from(box: Sandbox, work: Sequence[str] | None) -> tuple[dict[str, str], tuple[str, ...]]:
     """What verify commands get of the image's environment, PATH in any case; and the names of what they do not get.
 
-    `work`: the folders of the agent's work.
+    `work`: the folders of the agent's work; None: everything is, the verifier's own programs too.
     """
     given = dict(box.image_env) if isinstance(box, Imaged) else {}
+    if work is None:
+        return {"PATH": PATH, **given}, ()
     places = {path for value in given.values() for text in _paths(value) for path in _on_the_way(text)}
     inside = await _inside(box, sorted(places), work)
 

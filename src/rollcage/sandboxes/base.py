@@ -117,6 +117,8 @@ class Separation(NamedTuple):
     """Folders that the judged does not see: where the reward is written."""
     covered: tuple[str, ...] = ()
     """Paths among the shared that the judge itself does not see either: it finds empty folders there."""
+    removed: tuple[str, ...] = ()
+    """What the box's image brings for the judge alone: the judged finds empty folders there."""
     timeout_s: float = 60.0
     """How long one launched command may take unless its caller says otherwise."""
     max_output: int = 64 << 20

@@ -87,8 +87,8 @@ def task_of(data: JsonObject, path: Path, where: str, *, name: str = "") -> Task
     return file.model_copy(update={"task": file.task.model_copy(update={"id": name})})
 
 
-def text_of(path: Path, name: str) -> str:
-    """The text of a file; TaskError, which calls it `name`, where it has none."""
+def text_of(path: Path, name: str, *, remedy: str = "") -> str:
+    """The text of a file; TaskError, which calls it `name`, where it has none. `remedy`: for one that is no text."""
     try:
         if path.is_dir():
             raise TaskError(f"{name}: is a folder", remedy="name a file")
@@ -104,9 +104,7 @@ def text_of(path: Path, name: str) -> str:
         hint = f"; did you mean {path.with_name(near)}?" if near else ""
         raise TaskError(f"{name}: no such file{hint}") from error
     except UnicodeDecodeError as error:
-        raise TaskError(
-            f"{name}: is not UTF-8 text (byte {error.start}); only text can be named alone", remedy="name its folder"
-        ) from error
+        raise TaskError(f"{name}: is not UTF-8 text (byte {error.start})", remedy=remedy) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise TaskError(f"{name}: cannot be read: {reason}") from error
@@ -239,7 +237,7 @@ class _TableReader:
                 raise TaskError(
                     f"{name!r} leads out of the task's folder", remedy="use a path relative to the task file"
                 )
-            return text_of(target, repr(name))
+            return text_of(target, repr(name), remedy="name its folder, for what is no text")
         except TaskError as error:
             self.problems.append(f"{where}: {error}")
         except (OSError, ValueError, RuntimeError) as error:

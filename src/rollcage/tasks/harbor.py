@@ -8,15 +8,13 @@ import re
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path, PurePosixPath
-from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
 from rollcage.errors import TaskError
-from rollcage.tasks.files import TaskFile, text_of
+from rollcage.tasks.files import TaskFile
 from rollcage.tasks.harbor_config import (
     ArtifactTable,
     Config,
@@ -28,6 +26,7 @@ from rollcage.tasks.harbor_config import (
     Verifier,
     unknown_in,
 )
+from rollcage.tasks.harbor_files import Dockerfile, complaints, dockerfile_of, folder_text, line_of, megabytes, yaml_of
 from rollcage.tasks.harbor_images import plan_of, template_of, warm_steps
 from rollcage.tasks.trees import tree_of
 from rollcage.tasks.warm import FETCHES
@@ -39,6 +38,7 @@ DISK_MB = 2048
 _WORKDIR = "/app"
 _CANARY = re.compile(r"\s*(<!--.*\bcanary\b.*-->|#.*\bcanary\b.*)\s*", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+_RUN = "chmod +x {0} && {0}"
 _ROOT = (None, "", "root", 0, "0")
 _HERE = ("localhost", "127.0.0.1", "main")
 _STEP_NAME = re.compile(r"(?!\.{1,2}$)[^/\x00-\x1f]{1,200}")
@@ -46,6 +46,9 @@ _VERIFY_S = 600.0
 _ARTIFACTS = "/logs/artifacts"
 """What every verifier with a box of its own gets of the agent's."""
 _JUDGES_OWN = (*SYSTEM_OWN, "/tests", "/logs/verifier")
+_OLD_VERIFY = """bash /tests/run-tests.sh 2>&1 | tee /logs/verifier/run-tests.txt
+code=${PIPESTATUS[0]}; ! grep -qE '^(FAILED|ERROR) ' /logs/verifier/run-tests.txt && exit $code"""
+"""By what pytest says (`-rA`): a script may do something else after it."""
 _HEALTHCHECK = """failed=0; while true; do
   timeout {timeout} bash -c {command} && exit 0
   if [ $SECONDS -lt {start} ]; then sleep {early}; continue; fi
@@ -83,6 +86,7 @@ class _FolderReader:
         self._problems: list[str] = []
         self._notices: list[str] = []
         self._workdir = _WORKDIR
+        self._image_user = ""
         self._text = ""
         self._ours = Ours()
 
@@ -94,21 +98,21 @@ class _FolderReader:
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise TaskError(f"{place}: is no valid TOML: {error}") from error
         except ValidationError as error:
-            raise TaskError(_complaints(place, error, text)) from error
+            raise TaskError(complaints(place, error, text)) from error
         if unknown := list(unknown_in(config)):
             self._notices.append(f"{place}: unknown and ignored: {', '.join(unknown)}")
         self._refuse(place, config)
         self._ours = config.metadata.rollcage
         environment = config.environment
         context = self._folder / "environment"
-        self._workdir = environment.workdir or self._last_workdir(context / "Dockerfile")
+        self._work_in(context, environment.workdir, environment.docker_image)
         checks = (_waiting(environment.healthcheck, "[environment]"),) if environment.healthcheck else ()
         task = self._in_steps(config) if config.steps else self._piece(config)
         task["setup"] = (*checks, *task.get("setup", ()))
         sandbox = SandboxSpec(
             template=self._template(context, environment.docker_image),
-            disk_mb=environment.storage_mb or _megabytes(environment.storage) or DISK_MB,
-            memory_mb=max(64, environment.memory_mb or _megabytes(environment.memory) or SandboxSpec().memory_mb),
+            disk_mb=environment.storage_mb or megabytes(environment.storage) or DISK_MB,
+            memory_mb=max(64, environment.memory_mb or megabytes(environment.memory) or SandboxSpec().memory_mb),
             cpus=environment.cpus,
             env=self._values("environment.env", environment.env),
             verify_hosts=tuple(config.verifier.allowed_hosts) if config.verifier.network_mode == "allowlist" else (),
@@ -126,14 +130,14 @@ class _FolderReader:
         collect = [*config.verifier.collect, *(step.verifier.collect if step else ())]
         piece: JsonObject = {
             "instruction": self._instruction(below),
-            "verify": ("chmod +x /tests/test.sh && { /tests/test.sh; exit 0; }",),
+            "verify": (f"{_RUN.format('/tests/test.sh')}; exit 0",),
             "reward_from": "harbor",
             "verify_env": self._values("verifier.env", given),
             "collect": tuple(
                 {"command": each.command, "timeout_s": each.timeout_sec, "user": _user(each.user)} for each in collect
             ),
-            "agent_user": _user((step.agent.user if step else None) or config.agent.user),
-            "verify_user": _user((step.verifier.user if step else None) or config.verifier.user),
+            "agent_user": _user((step.agent.user if step else None) or config.agent.user or self._image_user),
+            "verify_user": _user((step.verifier.user if step else None) or config.verifier.user or self._image_user),
             "mcp_servers": self._servers(config.environment),
             "limits": limits,
             **self._judge(config, step, below),
@@ -185,15 +189,22 @@ class _FolderReader:
             self._compose(context / "docker-compose.yaml")
             if image or (context / "Dockerfile").is_file():
                 template = template_of(image) if image else self._image(context)
-                has_tests, workdir = 1, self._last_workdir(context / "Dockerfile")
+                own = self._dockerfile(context)
+                has_tests, workdir = 1, own.workdir if own else _WORKDIR
                 break
+        place = resources.workdir or workdir or self._workdir
+        if self._ours.isolate and (PurePosixPath(place).is_relative_to("/tests") or place == "/"):
+            what = (
+                f"isolate = true: the verifier works in {place}, where its tests are; give it a workdir apart from them"
+            )
+            self._problems.append(f"{self._at('metadata.rollcage.isolate')}: {what}")
         return {
             "template": template,
             "has_tests": bool(has_tests),
-            "workdir": resources.workdir or workdir or self._workdir,
+            "workdir": place,
             "env": self._values("verifier.environment.env", resources.env),
-            "memory_mb": resources.memory_mb or _megabytes(resources.memory),
-            "disk_mb": resources.storage_mb or _megabytes(resources.storage),
+            "memory_mb": resources.memory_mb or megabytes(resources.memory),
+            "disk_mb": resources.storage_mb or megabytes(resources.storage),
             "cpus": resources.cpus,
             "artifacts": self._artifacts([*config.artifacts, *(step.artifacts if step else ())]),
         }
@@ -258,11 +269,15 @@ class _FolderReader:
     def read_old(self) -> TaskFile:
         place = self._folder / OLD_CONFIG
         try:
-            config = OldConfig.model_validate(_yaml(place, self._read(place)))
+            config = OldConfig.model_validate(yaml_of(place, self._read(place)))
         except ValidationError as error:
-            raise TaskError(_complaints(place, error)) from error
+            raise TaskError(complaints(place, error)) from error
         if config.parser_name != "pytest":
             self._problems.append(f"{place}: parser_name {config.parser_name!r} is not known here; only pytest is")
+        if unknown := list(unknown_in(config)):
+            self._notices.append(f"{place}: unknown and ignored: {', '.join(unknown)}")
+        if config.run_tests_in_same_shell:
+            self._notices.append(f"{place}: run_tests_in_same_shell is ignored; the verifier has a shell of its own")
         self._compose(self._folder / "docker-compose.yaml")
         script = self._needed("run-tests.sh", "the verifier")
         self._note_network("run-tests.sh", "the verifier reaches only what --verify-hosts allows", context=self._folder)
@@ -275,8 +290,7 @@ class _FolderReader:
             "instruction": strip_canary(config.instruction),
             "tests_tree": self._tree("tests") if (self._folder / "tests").is_dir() else None,
             "tests": {"run-tests.sh": self._read(script)} if script else {},
-            # pytest ends with 0 where every test passed, and with nothing else does this format score.
-            "verify": ("bash /tests/run-tests.sh",),
+            "verify": (_OLD_VERIFY,),
             "verify_env": {"TEST_DIR": "/tests", "T_BENCH_TEST_DIR": "/tests"},
             "reward_from": "commands",
             "solution_tree": self._tree("solution.sh") if solved else None,
@@ -286,8 +300,22 @@ class _FolderReader:
             ),
         }
         sandbox = SandboxSpec(template=self._template(self._folder, None), disk_mb=DISK_MB)
-        self._workdir = self._last_workdir(self._folder / "Dockerfile")
+        self._work_in(self._folder)
+        task |= {"agent_user": self._image_user, "verify_user": self._image_user}
         return self._made(self._folder.resolve().name, task, sandbox)
+
+    def _work_in(self, context: Path, workdir: str | None = None, docker_image: str | None = None) -> None:
+        """Where commands are and who they are, by the folder of a Dockerfile and what goes before it."""
+        said = self._dockerfile(context)
+        if said:
+            self._workdir, self._image_user = workdir or said.workdir, _user(said.user)
+            if said.notice and not workdir:
+                self._notices.append(f"{context / 'Dockerfile'}: {said.notice}; the workdir is {self._workdir}")
+        else:
+            self._workdir = workdir or _WORKDIR
+            if docker_image and not workdir:
+                what = f"names no workdir, and its image is not asked for one; it is {_WORKDIR}"
+                self._notices.append(f"{self._at('environment.docker_image')}: {what}")
 
     def _system(self, name: str) -> JsonObject:
         """Harbor's verifier sees everything as the agent left it, unless the task says to us that it need not."""
@@ -302,7 +330,8 @@ class _FolderReader:
         try:
             made = Task.model_validate({**self._system(name), **task})
         except ValidationError as error:
-            raise TaskError(_complaints(self._folder, error)) from error
+            place = self._folder / (CONFIG if self._text else "")
+            raise TaskError(complaints(place, error, self._text, under="environment")) from error
         return TaskFile(path=self._folder, task=made, sandbox=sandbox, notices=tuple(self._notices))
 
     def _refuse(self, place: Path, config: Config) -> None:
@@ -316,9 +345,6 @@ class _FolderReader:
         for name, table in verifiers.items():
             wrong[f"{name}.environment goes with environment_mode = separate, which is not said"] = (
                 table.environment is not None and not table.separate
-            )
-            wrong[f"{name}.environment_mode = separate does not go with isolate of [metadata.rollcage]; drop one"] = (
-                bool(table.separate) and config.metadata.rollcage.isolate
             )
             for hook in table.collect:
                 wrong[f"{name}.collect: of the service {hook.service!r}; one box is one"] = hook.service != "main"
@@ -363,7 +389,7 @@ class _FolderReader:
     def _compose(self, path: Path) -> None:
         if not path.exists():
             return
-        services = _yaml(path, self._read(path)).get("services")
+        services = yaml_of(path, self._read(path)).get("services")
         names = list(services) if isinstance(services, dict) else []
         if len(names) != 1:
             self._problems.append(f"{path}: has the services {', '.join(map(str, names)) or 'none'}; one box is one")
@@ -377,10 +403,7 @@ class _FolderReader:
         return text
 
     def _read(self, path: Path) -> str:
-        """The text of a file of the folder's: a link out of it would show the agent a file of this machine."""
-        if not path.resolve().is_relative_to(self._folder.resolve()):
-            raise TaskError(f"{path}: is a link that leads out of {self._folder}")
-        return text_of(path, str(path))
+        return folder_text(path, self._folder)
 
     def _needed(self, name: str, what: str) -> Path | None:
         path = self._folder / name
@@ -390,8 +413,11 @@ class _FolderReader:
         return None
 
     def _tree(self, name: str) -> object:
+        place = self._folder / name
         try:
-            return tree_of(self._folder / name)
+            if place.is_symlink() and place.resolve().is_relative_to(self._folder.resolve()):
+                place = place.resolve()  # another folder of the task
+            return tree_of(place)
         except TaskError as error:
             self._problems.append(str(error))
             return None
@@ -419,20 +445,9 @@ class _FolderReader:
             self._problems.append(str(error))
             return ""
 
-    def _last_workdir(self, dockerfile: Path) -> str:
-        """The last WORKDIR of a Dockerfile."""
-        found = _WORKDIR
-        if not dockerfile.is_file():
-            return found
-        found = "/root"
-        for line in self._read(dockerfile).splitlines():
-            words = line.split(None, 1)
-            if len(words) == 2 and words[0].upper() == "WORKDIR" and "$" not in words[1]:
-                place = words[1].strip().strip("\"'").rstrip("/") or "/"
-                found = place if place.startswith("/") else f"{found}/{place}"
-            elif words and words[0].upper() == "FROM":
-                found = "/root"
-        return found if found != "/" else "/root"
+    def _dockerfile(self, context: Path) -> Dockerfile | None:
+        path = context / "Dockerfile"
+        return dockerfile_of(self._read(path)) if path.is_file() else None
 
 
 def _user(given: str | int | None) -> str:
@@ -441,7 +456,7 @@ def _user(given: str | int | None) -> str:
 
 def _solving(env: Mapping[str, str]) -> str:
     given = "".join(f"export {name}={shlex.quote(value)}; " for name, value in env.items())
-    return f"{given}bash /solution/solve.sh"
+    return f"{given}{_RUN.format('/solution/solve.sh')}"
 
 
 def _waiting(check: Healthcheck, where: str) -> str:
@@ -467,53 +482,3 @@ def _beyond_a_box(name: str, environment: HarborEnvironment) -> dict[str, bool]:
 
 def _holds(folder: PurePosixPath, place: str) -> bool:
     return PurePosixPath(place).is_relative_to(folder)
-
-
-def _megabytes(text: str | None) -> int | None:
-    """`4G` in megabytes."""
-    found = re.match(r"\s*([0-9.]+)\s*([KMGT])", text or "", re.IGNORECASE)
-    if found is None:
-        return None
-    return int(float(found[1]) * {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1 << 20}[found[2].upper()])
-
-
-def _yaml(path: Path, text: str) -> dict[str, Any]:
-    try:
-        yaml = import_module("yaml")  # it has no types of its own
-    except ImportError as error:
-        raise TaskError(f"{path}: reading YAML needs PyYAML: pip install 'rollcage[harbor]'") from error
-    try:
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise TaskError(f"{path}: is no valid YAML: {' '.join(str(error).split())[:300]}") from error
-    if not isinstance(data, dict):
-        raise TaskError(f"{path}: must hold one mapping")
-    return data
-
-
-def _complaints(place: Path, error: ValidationError, text: str = "") -> str:
-    lines = []
-    for each in error.errors(include_url=False):
-        said = str(each.get("ctx", {}).get("error", each["msg"]))
-        line = line_of(text, [str(part) for part in each["loc"]])
-        lines.append(f"{place}{f':{line}' if line else ''}: {'.'.join(map(str, each['loc']))}: {said}")
-    return "\n".join(lines)
-
-
-def line_of(text: str, path: Sequence[str]) -> int:
-    """The line of a TOML file that says what a path of keys names, or the nearest table above it; 0 where none does."""
-    wanted = [part for part in path if not part.isdigit()]
-    table: list[str] = []
-    best, found = 0, 0
-    for number, line in enumerate(text.splitlines(), 1):
-        if head := re.match(r"\s*\[+\s*([^\]]+?)\s*\]", line):
-            table = [part.strip(" \"'") for part in head[1].split(".")]
-            key: list[str] = []
-        elif pair := re.match(r"\s*([\w.\"'-]+)\s*=", line):
-            key = [part.strip("\"'") for part in pair[1].split(".")]
-        else:
-            continue
-        said = [*table, *key]
-        if len(said) > best and said == wanted[: len(said)]:
-            best, found = len(said), number
-    return found

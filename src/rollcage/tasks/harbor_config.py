@@ -192,6 +192,9 @@ class OldConfig(Table):
     difficulty: object = None
     category: object = None
     tags: object = None
+    estimated_duration_sec: object = None
+    expert_time_estimate_min: object = None
+    junior_time_estimate_min: object = None
 
 
 def unknown_in(table: Table, prefix: str = "") -> Iterator[str]:

@@ -73,8 +73,10 @@ class SourcedTask(Value):
             return self.problem or "it cannot be read"
         for template in self.images if self.file.sandbox.backend == SandboxSpec().backend else ():
             if not has_image(template):
-                built = f"; run with --build, or first: rollcage image build {self.where}"
-                return f"there is no image {template!r} here" + (built if template.startswith(f"{HARBOR}-") else "")
+                how = f"rollcage image import {template} SAVED.tar"
+                if template.startswith(f"{HARBOR}-"):
+                    how = f"run with --build, or first: rollcage image build {self.where}"
+                return f"there is no image {template!r} here; {how}"
         return ""
 
 

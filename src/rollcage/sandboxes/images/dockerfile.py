@@ -36,7 +36,8 @@ _STOP_S = 10.0
 """For a builder to unmount what it has mounted, before it is killed."""
 _CERTIFICATES = "/tmp/warm.crt"  # noqa: S108 (in a build)
 _STEP = re.compile(r"STEP \d+/\d+ ?: (.*)", re.IGNORECASE)
-"""How builders name the instruction they are at."""
+_START = re.compile(r"Error: .*\bStartLine:(\d+)")
+"""How builders name the instruction they are at; and, of one that they cannot read, its line."""
 
 
 async def build_dockerfile(
@@ -102,6 +103,8 @@ def _warming(folder: Path, tag: str, script: str, found: Mirrors) -> Path:
 
 def line_of(dockerfile: Path, said: Sequence[str]) -> int:
     """The line of the instruction that a build was at when it ended, as far as its words tell; 0: they do not."""
+    if found := next(filter(None, map(_START.match, said)), None):
+        return int(found[1])
     at = next((found[1] for line in reversed(said) if (found := _STEP.match(line))), "")
     words = " ".join(at.split())
     for number, line in enumerate(dockerfile.read_text(errors="replace").splitlines(), 1):
@@ -133,7 +136,7 @@ async def _run(command: Sequence[str], what: str, say: Say, dockerfile: Path | N
             await _end(process)
     if code:
         shown = "\n".join([*last, rest]).strip()
-        if dockerfile and (number := line_of(dockerfile, steps)):
+        if dockerfile and (number := line_of(dockerfile, [*steps, *last])):
             what = what.replace(str(dockerfile), f"{dockerfile}:{number}", 1)
         raise SandboxError(f"{what} ({' '.join(command[:2])} ended with {code}):\n{shown}")
 

@@ -41,6 +41,8 @@ def divide(request: Mapping[str, Any]) -> int:
     os.close(os.open(f"{_COVER}/file", os.O_CREAT | os.O_CLOEXEC, 0o444))
     home.second_root(home.Stack.of(request), JUDGED, request["tmp"])
     judged = os.open(JUDGED, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for path in request.get("removed", ()):
+        _cover(path[1:], judged)
     for path in request["shared"]:
         _share(path[1:], judge, judged)
     for path in request["covered"]:
@@ -144,9 +146,9 @@ def _share(path: str, judge: int, judged: int) -> None:
     mode = os.fstat(source).st_mode
     if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
         return
-    place, *parts = path.split("/")
-    for depth, part in enumerate(parts):
-        place = f"{place}/{part}"
+    parts = path.split("/")
+    for depth in range(len(parts)):
+        place = "/".join(parts[: depth + 1])
         found = _lstat(f"{JUDGED}/{place}")
         wanted = stat.S_ISDIR if depth < len(parts) - 1 or stat.S_ISDIR(mode) else stat.S_ISREG
         if found is not None and not wanted(found.st_mode):
@@ -160,9 +162,9 @@ def _share(path: str, judge: int, judged: int) -> None:
     _put_descriptor(source, kernel.open_plain(judged, path, os.O_PATH))
 
 
-def _cover(path: str, judge: int) -> None:
+def _cover(path: str, root: int) -> None:
     try:
-        target = kernel.open_plain(judge, path, os.O_PATH)
+        target = kernel.open_plain(root, path, os.O_PATH)
     except OSError:
         return
     kind = "folder" if stat.S_ISDIR(os.fstat(target).st_mode) else "file"
