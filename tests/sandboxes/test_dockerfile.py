@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import shutil
 import subprocess
 import sys
@@ -73,12 +74,31 @@ async def test_a_build_that_fails_names_the_line_that_it_was_at(
     assert list(provider.images.builds.iterdir()) == [], "nothing is left of it"
 
 
+async def test_an_image_that_boxes_cannot_be_made_of_names_its_dockerfile(
+    provider: LocalProvider, context: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretending(monkeypatch, "true")
+    with pytest.raises(SandboxError, match="Dockerfile: boxes cannot be made of its image"):
+        await build_dockerfile(provider, "x", context, silent)
+    assert not provider.images.names() and list(provider.images.builds.iterdir()) == []
+
+
+async def test_a_line_that_a_builder_cannot_read_is_named(
+    provider: LocalProvider, context: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretending(
+        monkeypatch, "echo 'STEP 1/2: FROM scratch'; echo 'Error: x {Value:copy StartLine:2 EndLine:2}: y'; exit 1"
+    )
+    with pytest.raises(SandboxError, match=r"Dockerfile:2: cannot be built"):
+        await build_dockerfile(provider, "x", context, silent)
+
+
 async def test_a_build_that_hangs_is_killed(
     provider: LocalProvider, context: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pid = tmp_path / "pid"
-    pretending(monkeypatch, f"sleep 1000 & echo $! > {pid}; wait")
-    with pytest.raises(SandboxError, match="had not built it after 3 s"):
+    pretending(monkeypatch, f"sleep 1000 & echo $! > {pid}; echo 'STEP 2/2: COPY missing /'; wait")
+    with pytest.raises(SandboxError, match="Dockerfile:2: sh had not built it after 3 s"):
         await build_dockerfile(provider, "x", context, silent, timeout_s=3)
     assert is_gone(pid)
 
@@ -97,8 +117,15 @@ async def test_what_a_build_left_running_is_killed_and_its_long_lines_are_cut(
 
 
 def is_gone(pid: Path) -> bool:
-    state = Path(f"/proc/{pid.read_text().strip()}/stat")
-    return not state.exists() or state.read_text().split()[2] in "ZX"
+    """Whether the process has ended: what was killed may take a moment."""
+    try:
+        handle = os.pidfd_open(int(pid.read_text()))
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], 30)[0])
+    finally:
+        os.close(handle)
 
 
 async def test_what_cannot_begin_is_said(

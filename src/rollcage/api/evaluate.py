@@ -78,7 +78,8 @@ class Sources:
             self._add(SourcedTask(id=name, digest=digest_of(file), where=str(file.path), file=file))
         if not self.found:
             why = next(iter(self.skipped.values()), "there is no task in it")
-            raise UsageError(why, argument="sources", remedy="name a task file or a folder of them")
+            remedy = "" if self.skipped else "name a task file or a folder of them"
+            raise UsageError(why, argument="sources", remedy=remedy)
 
     def _add(self, task: SourcedTask) -> None:
         if (there := self.found.get(task.id)) and there.digest == task.digest and there.where == task.where:

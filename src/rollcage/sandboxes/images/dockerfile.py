@@ -64,21 +64,30 @@ async def build_dockerfile(
     tool = await anyio.to_thread.run_sync(builder)
     # A tag of ours: whatever else is called so on this machine stays as it is.
     tag = f"localhost/rollcage/{name.lower()}"
-    file = context / "Dockerfile"
+    file, steps = context / "Dockerfile", deque[str](maxlen=1)
+
+    def heard(line: str) -> None:
+        if _STEP.match(line):
+            steps.append(line)
+        say(line)
+
     with provider.images.build_folder() as aside:
         archive = aside / "image.tar"
         try:
             with anyio.fail_after(timeout_s):
                 say(f"{tool.name} builds {context}")
-                await _build(tool, tag, file, say)
+                await _build(tool, tag, file, heard)
                 if warm:
                     say("installing what the verifier installs")
                     await _build(tool, tag, _warming(aside / "warm", tag, warm, await mirrors()), say)
                 await _run([tool.name, *tool.save(tag, str(archive))], f"{tag}: cannot be saved", say)
         except TimeoutError:
-            raise SandboxError(f"{file}: {tool.name} had not built it after {timeout_s:g} s") from None
-        source = ImageSource(path=archive)
-        return await import_image(provider, name, source, say, rebuild=rebuild, own_paths=True)
+            at = f":{number}" if (number := line_of(file, steps)) else ""
+            raise SandboxError(f"{file}{at}: {tool.name} had not built it after {timeout_s:g} s") from None
+        try:
+            return await import_image(provider, name, ImageSource(path=archive), say, rebuild=rebuild, own_paths=True)
+        except (SandboxError, UsageError) as error:
+            raise SandboxError(f"{file}: boxes cannot be made of its image: {error}") from error
 
 
 async def _build(tool: ImageBuilder, tag: str, file: Path, say: Say) -> None:
