@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import resource
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -51,6 +52,12 @@ def provider(settings: Settings) -> LocalProvider:
 def say(line: str) -> None:
     """Tell whoever started this process of what takes a while and is done once."""
     print(f"rollcage: {line}", file=sys.stderr, flush=True)
+
+
+@functools.cache
+def warn(line: str) -> None:
+    """Say it once, however many parts of this process come upon it."""
+    say(line)
 
 
 def system_of(settings: Settings, images: ImageStore) -> System:
@@ -107,7 +114,7 @@ def agents(settings: Settings, *, more: Sequence[Agent] = (), local: bool = True
 
     downloads = Downloads(settings.cache_dir, settings.npm_registry)
     known: list[Agent] = [*shipped(downloads), Mini(), Shell(), Loop(), Nop(), Oracle(), *more]
-    return AgentCatalog(known, downloads, local=local, say=say)
+    return AgentCatalog(known, downloads, local=local, say=warn)
 
 
 def environments(settings: Settings) -> dict[str, Environments]:

@@ -74,7 +74,7 @@ def install(names: Sequence[str], as_json: bool) -> int:
     import anyio
 
     from rollcage.cli.output import environment, write_json
-    from rollcage.cli.prepare import known_agent, prepare
+    from rollcage.cli.prepare import known_agent, prepare, tell
     from rollcage.cli.start_cost import measure_start
 
     settings, costs = environment(), {}
@@ -83,7 +83,10 @@ def install(names: Sequence[str], as_json: bool) -> int:
         built = []
         for name in names:
             built += [layer.name for layer in await prepare(settings, name)]
-            costs[name] = await measure_start(settings, known_agent(settings, name))
+            known = known_agent(settings, name)
+            costs[name] = cost = await measure_start(settings, known)
+            cpu = f"; a rollout of three model calls takes {cost} s of CPU" if cost is not None else ""
+            tell(f"{name} {'is here' if known.layers() else 'needs nothing'}{cpu}")
         return built
 
     built = anyio.run(install)

@@ -44,10 +44,10 @@ async def prepare(settings: Settings, name: str = "opencode") -> Sequence[Layer]
     missing, layers = missing_layers(settings, name), provider(settings).layers
     for layer in missing:
         started = anyio.current_time()
-        _say(f"preparing {layer.name} (once)")
+        tell(f"preparing {layer.name} (once)")
         async with _progress(settings.cache_dir, sys.stderr):
             await layers.ensure(layer)
-        _say(f"{layer.name} is ready ({seconds_of(anyio.current_time() - started)})")
+        tell(f"{layer.name} is ready ({seconds_of(anyio.current_time() - started)})")
     return missing
 
 
@@ -78,13 +78,14 @@ async def prepare_base(settings: Settings) -> bool:
 
     started = anyio.current_time()
     async with provider(settings) as boxes:
-        built = await ensure_base(boxes, _say)
+        built = await ensure_base(boxes, tell)
     took = seconds_of(anyio.current_time() - started)
-    _say(f"the base system is {'ready' if built.new else 'there already'} ({took}): {built.image.source}")
+    tell(f"the base system is {'ready' if built.new else 'there already'} ({took}): {built.image.source}")
     return built.new
 
 
-def _say(words: str) -> None:
+def tell(words: str) -> None:
+    """A line for whoever waits, on stderr."""
     print(f"setup: {words}", file=sys.stderr, flush=True)
 
 
@@ -93,7 +94,7 @@ async def _progress(folder: Path, file: TextIO) -> AsyncIterator[None]:
     """Tell how much has been downloaded while the block lasts: on a terminal one line, elsewhere plain lines."""
     rewrite = file.isatty()
 
-    async def tell() -> None:
+    async def count() -> None:
         there = await anyio.to_thread.run_sync(_names, folder)
         told = 0
         while True:
@@ -105,7 +106,7 @@ async def _progress(folder: Path, file: TextIO) -> AsyncIterator[None]:
                 print(f"\r{line}" if rewrite else line, end="" if rewrite else "\n", file=file, flush=True)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(tell)
+        tasks.start_soon(count)
         try:
             yield
         finally:

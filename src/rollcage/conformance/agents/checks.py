@@ -248,11 +248,14 @@ async def _abort(subject: Subject) -> None:
     expect(took <= ABORT_S * subject.pace, f"it took {took:.2f} s")
 
 
-@_check("secrets.none", "the real key of the model is in none of its files, events or requests", needs=("box",))
+@_check("secrets.none", "the real key of the model is in none of its files, events or requests")
 async def _secrets(subject: Subject) -> None:
     played = await subject.usual()
     _well(played)
     same(played.holding_key, "", "files with the key")
+    key, rollout = played.endpoint.key.get_secret_value(), played.rollout
+    expect(key not in "".join(one.model_dump_json() for one in rollout.agent_events), "an event has the key in it")
+    expect(key not in json.dumps([turn.request for turn in rollout.turns]), "a request has the key in it")
 
 
 @_check("config.system_prompt", "a system prompt of the job's reaches the model as it is, or is refused by name")
@@ -266,7 +269,7 @@ async def _env(subject: Subject) -> None:
     _refused(subject, "env", {"ROLLCAGE_PROBE": "probe-7"})
     played = await _configured(subject)
     _well(played)
-    expect("probe-7" in played.told, "a command did not see it")
+    same(played.rollout.files.get("probe.txt"), "probe-7", "what a command saw")
 
 
 @_check("config.tools", "a tool that the job disables is not offered to the model, or that is refused by name")
@@ -301,7 +304,7 @@ async def _configured(subject: Subject) -> Played:
             except UsageError:
                 continue
             spec[field] = value
-        script = subject.script('printf "%s" "$ROLLCAGE_PROBE"')
+        script = subject.script('printf "%s" "$ROLLCAGE_PROBE" > probe.txt')
         subject.configured = await subject.play(LARGE, script, spec=spec)
     return subject.configured
 

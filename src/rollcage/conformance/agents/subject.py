@@ -170,7 +170,9 @@ class Subject:
                 writes = (
                     f"printf 'written %s\\n' $((6*7)) > note.txt; setsid sleep {CHILD} >/dev/null 2>&1 </dev/null &"
                 )
-                script = self.script(writes, "cat note.txt", edits={f"{WORKDIR}/edited.txt": "by its own tool\n"})
+                # It stays a little: Qwen Code can lose the words of a command that ends at once (docs/agents.md).
+                looks = "cat note.txt; sleep 0.2"
+                script = self.script(writes, looks, edits={f"{WORKDIR}/edited.txt": "by its own tool\n"})
                 self._usual = await self.play(PROMPT, script)
             return self._usual
 
