@@ -6,9 +6,9 @@ The naked CLI is the same program with the same arguments and files, started by 
 process translates for it, and costs it nothing. Both are answered by the same scripted model in a process of its own.
 CPU of the naked CLI is that of its processes; CPU of a rollout is that of its box, of whatever opened it, and of this
 process: runner, gateway, log and verifier (counted by cgroup v1's cpuacct; without that, it is the whole machine's).
-Rounds are interleaved, medians count. `more` is what a rollout costs beyond the naked CLI, and `shell` is a rollout
-in which no agent works, only the same two commands: box, log and verifier alone. Wall is of little worth on a busy
-machine.
+Rounds are interleaved, medians count. `shell` is a rollout in which no agent works, only the same two commands: box,
+log and verifier alone, the same for every agent. `less that` is the ratio of what a rollout costs beside it: the
+agent in its box, and the gateway. Wall is of little worth on a busy machine.
 
 Memory is that of the box's processes (PSS) while the model thinks: of one box, and of each further one, which shares
 the program with the first. `in 8 GB` is how many such rollouts fit.
@@ -221,7 +221,7 @@ async def measure(names: Sequence[str], rounds: int) -> dict[str, dict[str, floa
                     sides[name].append(pair)
                 rows[name] = {"prompt_tokens": rollout.turns[0].usage["prompt_tokens"]}
         for name in names:
-            rows[name] |= _summary(sides[name])
+            rows[name] |= _summary(sides[name], [cpu for _, cpu in alone])
             rows[name]["bytes"] = sum(_size(provider.layers.folder_of(layer)) for layer in known[name].layers())
             first, further = await waiting(runner, known[name], fork_server)
             fit = 1 + max(0, GB_8 - first) // max(further, 1)
@@ -231,12 +231,16 @@ async def measure(names: Sequence[str], rounds: int) -> dict[str, dict[str, floa
     return rows
 
 
-def _summary(pairs: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -> dict[str, float]:
+def _summary(
+    pairs: Sequence[tuple[tuple[float, float], tuple[float, float]]], alone: Sequence[float]
+) -> dict[str, float]:
+    """`alone`: CPU of the rollouts without an agent, one for each pair."""
+    beside = [(caged[1] - fixed) / bare[1] for (bare, caged), fixed in zip(pairs, alone, strict=True)]
     return {
         "naked_cpu_s": statistics.median(bare[1] for bare, _ in pairs),
         "rollout_cpu_s": statistics.median(caged[1] for _, caged in pairs),
         "cpu_ratio": statistics.median(caged[1] / bare[1] for bare, caged in pairs),
-        "more_cpu_s": statistics.median(caged[1] - bare[1] for bare, caged in pairs),
+        "cpu_ratio_less_shell": statistics.median(beside),
         "naked_wall_s": statistics.median(bare[0] for bare, _ in pairs),
         "rollout_wall_s": statistics.median(caged[0] for _, caged in pairs),
         "wall_ratio": statistics.median(caged[0] / bare[0] for bare, caged in pairs),
@@ -258,14 +262,17 @@ def main() -> None:
     if asked.json:
         print(json.dumps(rows, indent=2))
         return
-    print("| agent | CPU naked | rollout | ratio | more | wall naked | rollout | ratio | first prompt | size |", end="")
+    print(
+        "| agent | CPU naked | rollout | ratio | less that | wall naked | rollout | ratio | first prompt | size |",
+        end="",
+    )
     print(" waiting | each more | in 8 GB |\n" + "|---" * 13 + "|")
     alone = rows.pop("shell")
     for name, row in rows.items():
         mb = {key: f"{row[key] / 1e6:.0f} MB" for key in ("bytes", "waiting_bytes", "further_bytes")}
         print(
             f"| `{name}` | {row['naked_cpu_s']:.2f} s | {row['rollout_cpu_s']:.2f} s | {row['cpu_ratio']:.2f} x "
-            f"| {row['more_cpu_s']:+.2f} s | {row['naked_wall_s']:.2f} s | {row['rollout_wall_s']:.2f} s "
+            f"| {row['cpu_ratio_less_shell']:.2f} x | {row['naked_wall_s']:.2f} s | {row['rollout_wall_s']:.2f} s "
             f"| {row['wall_ratio']:.2f} x | {row['prompt_tokens']:,} | {mb['bytes']} | {mb['waiting_bytes']} "
             f"| {mb['further_bytes']} | {row['in_8_gb']:.0f} |"
         )
