@@ -34,11 +34,10 @@ async def heard(store: Store, rollout_id: str) -> int:
     """Listen until the second turn's words are there; how many turns were in the log by then."""
     owner = Owners.beside(store).socket((await store.rollout(rollout_id)).owner)
     words = ""
-    async with aclosing(subscribe(owner, rollout_id)) as deltas:
-        async for delta in deltas:
-            words += delta.content if delta.turn == 1 else ""
-            if words.startswith("and so on and so on"):
-                return len((await store.rollout(rollout_id)).turns)
+    async for delta in subscribe(owner, rollout_id):
+        words += delta.content if delta.turn == 1 else ""
+        if words.startswith("and so on and so on"):
+            return len((await store.rollout(rollout_id)).turns)
     raise AssertionError(f"heard no more than {words!r}")
 
 
