@@ -19,6 +19,7 @@ from rollcage.events import StageStarted, ToolCalled
 from rollcage.mcp.bridge import ToolCall
 from rollcage.results.fold import Rollout
 from rollcage.runner import Registry, Runner
+from rollcage.runner.replay import replay
 from rollcage.sandboxes.e2b.provider import E2BProvider
 from rollcage.simulators import FleetRuntime, ScriptedModel
 from rollcage.simulators.fleet.task import charged_twice, desk_task
@@ -77,6 +78,18 @@ async def test_opencode_works_on_an_environment_and_its_verifier_gives_the_rewar
     manager = fleet.instances["local-1"].manager
     assert manager is not None
     assert manager.resets == [7]
+
+
+@pytest.mark.parametrize("agent", [LOOP, AgentSpec()], ids=["loop", "opencode"])
+async def test_a_rollout_on_an_environment_is_replayed_on_another_of_the_same_start(
+    agent: AgentSpec, runner: Runner, model: ScriptedModel
+) -> None:
+    original = await worked(runner, model, desk_task(prefix="") if agent is LOOP else desk_task(), agent)
+    played, report = await replay(runner, original)
+    assert (report.differences, report.reward_before, report.reward) == ((), 1.0, 1.0), played.error
+    assert [call.name for call in played.tool_calls] == [call.name for call in original.tool_calls]
+    assert played.environment and original.environment
+    assert played.environment.instance_id != original.environment.instance_id
 
 
 @pytest.mark.slow
