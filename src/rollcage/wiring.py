@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rollcage.gateway.replicas import Replicas
     from rollcage.runner import Registry, Runner
     from rollcage.runner.executor import Executor
-    from rollcage.runner.runner import EventListener
+    from rollcage.runner.recovery import EventListener
     from rollcage.sandboxes.base import Provider
     from rollcage.sandboxes.container.provider import ContainerProvider
     from rollcage.sandboxes.e2b.provider import E2BProvider

@@ -19,7 +19,7 @@ from rollcage.events import Ended, Entry, Event, Queued
 from rollcage.jobs import CallerJob, is_scripted, rebuild_job, to_job
 from rollcage.results.result import RolloutResult, result_of
 from rollcage.runner import Runner, StartOptions, orphans, recover
-from rollcage.runner.runner import EventListener
+from rollcage.runner.recovery import EventListener
 from rollcage.schema.errors import Stopping
 from rollcage.schema.fingerprint import check_same, fingerprint
 from rollcage.schema.request import RolloutRequest
