@@ -74,6 +74,12 @@ def test_every_public_name_is_there_and_type_checkers_see_the_same_ones() -> Non
         _ = rollcage.nothing_like_it  # type: ignore[attr-defined]
 
 
+def test_tasks_are_loaded_by_the_name_that_docs_give() -> None:
+    code = f"import rollcage; print(rollcage.tasks.load({str(EXAMPLE)!r}).task.id)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == rollcage.load(EXAMPLE).task.id
+
+
 def test_the_page_about_python_names_every_public_name() -> None:
     page = (Path(__file__).parents[1] / "docs" / "python.md").read_text()
     assert [name for name in rollcage.__all__ if f"`{name}" not in page and f"rollcage.{name}" not in page] == []

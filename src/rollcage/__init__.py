@@ -8,6 +8,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # type checkers take this name for true; importing `typing` would take longer than all the rest
 if TYPE_CHECKING:
     # What type checkers see; at run time each name is fetched when it is first used.
+    from rollcage import tasks as tasks
     from rollcage.api.evaluate import Batch as Batch
     from rollcage.api.run import aeval as aeval
     from rollcage.api.run import arun as arun
@@ -58,7 +59,10 @@ _MODULES = {
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-__all__ = [*sorted(_HOMES), "__version__"]
+_ROOMS = frozenset({"tasks"})
+"""Modules of which programs use more than a name or two: `rollcage.tasks.load`."""
+
+__all__ = [*sorted(_HOMES), *_ROOMS, "__version__"]
 
 if not TYPE_CHECKING:  # with it, a type checker would believe in every name
 
@@ -67,10 +71,12 @@ if not TYPE_CHECKING:  # with it, a type checker would believe in every name
             from importlib.metadata import version
 
             return version("rollcage")
-        if name not in _HOMES:
+        if name not in _HOMES and name not in _ROOMS:
             raise AttributeError(f"module 'rollcage' has no attribute {name!r}")
         from importlib import import_module
 
+        if name in _ROOMS:
+            return import_module(f"rollcage.{name}")
         value = globals()[name] = getattr(import_module(f"rollcage.{_HOMES[name]}"), name)
         return value
 

@@ -137,7 +137,8 @@ class _FolderReader:
                 {"command": each.command, "timeout_s": each.timeout_sec, "user": _user(each.user)} for each in collect
             ),
             "agent_user": _user((step.agent.user if step else None) or config.agent.user or self._image_user),
-            "verify_user": _user((step.verifier.user if step else None) or config.verifier.user or self._image_user),
+            "verify_user": _user((step.verifier.user if step else None) or config.verifier.user)
+            or self._judges_user(config, step, below),
             "mcp_servers": self._servers(config.environment),
             "limits": limits,
             **self._judge(config, step, below),
@@ -156,11 +157,14 @@ class _FolderReader:
             piece["setup"] = (*(("bash ./setup.sh",) if (files / "setup.sh").is_file() else ()), *ready)
         return piece
 
+    def _judges_user(self, config: Config, step: StepTable | None, below: str) -> str:
+        """As whom the image of the verifier's box has it run."""
+        own = self._dockerfile(self._verifier_context(f"{below}tests")) if _is_separate(config, step) else None
+        return _user(own.user) if own else self._image_user
+
     def _judge(self, config: Config, step: StepTable | None, below: str) -> JsonObject:
         """The tests, and the verifier's own box where it has one."""
-        said = step.verifier.separate if step else None
-        separate = config.verifier.separate if said is None else said
-        box = self._verifier_box(config, step, below) if separate else None
+        box = self._verifier_box(config, step, below) if _is_separate(config, step) else None
         if box and box["has_tests"]:
             return {"verifier_box": box}
         names = dict.fromkeys(("tests", f"{below}tests"))
@@ -171,8 +175,8 @@ class _FolderReader:
         return {"tests_tree": trees[0], "more_tests": tuple(trees[1:]), "verifier_box": box}
 
     def _verifier_context(self, tests: str) -> Path:
-        own = self._folder / tests
-        return own if (own / "Dockerfile").is_file() else self._folder / "environment"
+        places = (self._folder / tests, self._folder / "tests", self._folder / "environment")
+        return next((each for each in places if (each / "Dockerfile").is_file()), places[-1])
 
     def _verifier_box(self, config: Config, step: StepTable | None, below: str) -> JsonObject:
         tables: list[tuple[Verifier, Path]] = [(config.verifier, self._folder / "tests")]
@@ -448,6 +452,11 @@ class _FolderReader:
     def _dockerfile(self, context: Path) -> Dockerfile | None:
         path = context / "Dockerfile"
         return dockerfile_of(self._read(path)) if path.is_file() else None
+
+
+def _is_separate(config: Config, step: StepTable | None) -> bool:
+    said = step.verifier.separate if step else None
+    return bool(config.verifier.separate if said is None else said)
 
 
 def _user(given: str | int | None) -> str:
