@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
@@ -46,10 +46,11 @@ LIMITS = {
 """What fails the run; growth is that of a server that lives on, from the rollout `WARM` to its last."""
 AT_ONCE, WAITING = 4, 24
 WARM, LIFE = 600, 150
-"""Rollouts until a server has loaded all that it needs and its bounded caches are full (SQLite's pages, what is known
-of endpoints); and until it may be ended in a run of ten minutes or more. The first server of such a run lives until its
-growth is known: `WARM + MEASURED` rollouts."""
+"""Rollouts until a server has loaded all that it needs and its memory has filled up; and until it may be ended in a run
+of ten minutes or more. The first server of such a run lives until its growth is known: `WARM + MEASURED` rollouts."""
 MEASURED = 400
+WINDOW = 50
+"""Readings of which the least is taken: what a rollout has open while it runs is no growth."""
 MARK = "rollcage-soak"
 
 
@@ -73,13 +74,15 @@ class Server:
         self.process.stdout.readline()
         self.first: tuple[int, float, float] | None = None
         self.latest = (0, 0.0, 0.0)
+        self._recent = deque[tuple[float, float]](maxlen=WINDOW)
 
     def measure(self, ended: int) -> None:
         """Note what it occupies after so many rollouts of the whole run."""
         with suppress(OSError, StopIteration):
             status = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
             memory = int(next(line for line in status if line.startswith("VmRSS")).split()[1]) / 1024
-            now = (ended, memory, float(len(os.listdir(f"/proc/{self.process.pid}/fd"))))
+            self._recent.append((memory, float(len(os.listdir(f"/proc/{self.process.pid}/fd")))))
+            now = (ended, *(min(column) for column in zip(*self._recent, strict=True)))
             if self.first is None:
                 self._born = getattr(self, "_born", ended)
                 if ended - self._born >= WARM:
