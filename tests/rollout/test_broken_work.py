@@ -37,6 +37,13 @@ async def test_a_workdir_that_is_hard_to_look_at_is_a_zero(work: str, verifier: 
     assert verdict.total == 0 or (verdict.error is not None and verdict.error.blame == "agent"), verdict
 
 
+@pytest.mark.parametrize("verify_in", ["box", "fresh"])
+async def test_a_repository_that_git_would_wait_for_is_a_zero(verify_in: str, provider: LocalProvider) -> None:
+    work = "git init -q; touch .git/index; for name in HEAD config; do rm .git/$name; mkfifo .git/$name; done"
+    task = Task(instruction=work, verify=("test -e answer",), verify_in=verify_in)
+    assert (await judged(provider, task, seconds=20)).total == 0
+
+
 async def test_many_links_to_the_tests_are_removed(provider: LocalProvider) -> None:
     task = Task(instruction=f'python3 -c "{LINKS}"; ln -s / mine', verify=("ls",), tests={"x": "secret"})
     verdict = await judged(provider, task)

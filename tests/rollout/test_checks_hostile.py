@@ -6,15 +6,18 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from rollcage.events import Event
 from rollcage.rollout.checks import Sides, run_checks
-from rollcage.sandboxes.base import PATH, Separation, run, sh
+from rollcage.sandboxes.base import PATH, Provider, Separation, run, sh
+from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.types import TESTS_DIR, Check, Task
 from support import hostile_modules as modules
 from support.boxes import a_box
+from support.judging import judged
 from support.paths import ROOT
 from support.pytest_in_box import PYTHON, SETUP, pytest_files
 
@@ -25,6 +28,66 @@ CHECKS = {
     "unittest": Check(kind="unittest", path="test_unit.py"),
     "node": Check(kind="node", path="calc.test.mjs", expect=modules.NODE_TESTS),
 }
+
+
+class Trick(NamedTuple):
+    """A test, the module that wants to be paid by it, and one that does the work."""
+
+    test: str
+    hostile: str
+    honest: str
+    kind: str = "unittest"
+
+
+_TEST = "import unittest, os, calc\nclass T(unittest.TestCase):\n    def test_a(self):\n        "
+_HERE = "os.path.dirname(__file__)"
+TRICKS = {
+    "a link to what is expected, made while it is tested": Trick(
+        f"{_TEST}calc.render()\n"
+        f"        with open('{WORKDIR}/out.txt') as got, open({_HERE} + '/golden.txt') as wanted:\n"
+        "            self.assertEqual(got.read(), wanted.read())\n",
+        f"import os\ndef render(): os.symlink('{TESTS_DIR}/golden.txt', '{WORKDIR}/out.txt')\n",
+        f"def render():\n    with open('{WORKDIR}/out.txt', 'w') as file: file.write('secret 7731')\n",
+    ),
+    "a number that is large and then small": Trick(
+        f"{_TEST}got = calc.middle()\n        self.assertGreater(got, 4)\n        self.assertLess(got, 6)\n",
+        "class Both(float):\n    asked = 0\n    def __float__(self):\n        Both.asked += 1\n"
+        "        return 10.0 if Both.asked % 2 else 0.0\ndef middle(): return Both()\n",
+        "class Own(float): pass\ndef middle(): return Own(5)\n",
+    ),
+    "an assertion of the test's that is kept from it": Trick(
+        f"{_TEST}calc.each([2, 3], lambda got: self.assertIn(got, (4, 9)))\n",
+        "def each(given, tell):\n    for one in given:\n        try: tell(0)\n        except BaseException: pass\n",
+        "def each(given, tell):\n    for one in given: tell(one * one)\n",
+    ),
+    "an assertion that is kept from a test in node": Trick(
+        'import test from "node:test";\nimport assert from "node:assert";\n'
+        'import { each } from "../workdir/calc.mjs";\n'
+        'test("a", () => { each([2, 3], (got) => assert.ok([4, 9].includes(got))); });\n',
+        "export const each = (given, tell) => { for (const one of given) try { tell(0); } catch {} };\n",
+        "export const each = (given, tell) => given.forEach((one) => tell(one * one));\n",
+        "node",
+    ),
+}
+
+
+async def tried(trick: Trick, provider: Provider) -> None:
+    """The honest module is paid, the hostile one is not, and no code of theirs was in reach of what decides."""
+    python = trick.kind == "unittest"
+    test, module = ("test_calc.py", "calc.py") if python else ("calc.test.mjs", "calc.mjs")
+    expect = ("test_calc.T.test_a",) if python else ("calc.test.mjs > a",)
+    check = Check.model_validate({"kind": trick.kind, "path": test, "isolation": "proxied", "expect": expect})
+    task = Task(instruction="-", checks=(check,), tests={test: trick.test, "golden.txt": "secret 7731"})
+    for text, earned in ((trick.hostile, 0), (trick.honest, 1)):
+        verdict = await judged(provider, task.model_copy(update={"instruction": f"cat > {module} <<'E'\n{text}E"}))
+        assert verdict.total == earned, verdict
+        assert verdict.reward is not None and verdict.reward.trust == "isolated"
+
+
+@pytest.mark.parametrize("name", TRICKS)
+async def test_a_proxied_check_pays_no_trick_and_the_honest_way_of_it(name: str, tmp_path: Path) -> None:
+    async with LocalProvider(tmp_path) as provider:
+        await tried(TRICKS[name], provider)
 
 
 async def nobody(event: Event) -> None:

@@ -89,6 +89,15 @@ async def test_a_program_cannot_end_the_loop_that_tries_it(
     assert verdict.total == reward, verdict
 
 
+async def test_what_the_verifiers_environment_holds_is_not_handed_on(provider: LocalProvider) -> None:
+    task = Task(
+        instruction="printf '#!/bin/sh\\nenv\\n' > answer; chmod 755 answer",
+        verify=('said=$(untrusted ./answer); test "$KEY" = 7731 && ! grep -E "KEY|7731|TESTS_DIR" <<< "$said"',),
+        verify_env={"KEY": "7731"},
+    )
+    assert (await judged(provider, task, SPEC)).total == 1
+
+
 async def test_the_monitor_of_a_repository_within_the_workdir_is_not_run_for_the_patch(provider: LocalProvider) -> None:
     commit = "git init -q && echo 1 > file && git add . && git -c user.name=a -c user.email=a@b commit -qm1"
     monitor = "printf '#!/bin/sh\\necho 1 > ~/planted\\n' > monitor && chmod 755 monitor"
@@ -143,10 +152,10 @@ async def test_a_proxied_check_refuses_an_interpreter_of_the_agents(provider: Lo
     check = Check(kind="pytest", path="test_it.py", isolation="proxied", interpreter="/home/user/workdir/python")
     forge = "printf '#!/bin/sh\\necho 1 > $REWARD_FILE\\n' > python && chmod 755 python"
     task = Task(instruction=forge, tests={"test_it.py": "def test_it(): pass"}, checks=(check,))
-    verdict = await judged(provider, task, SPEC)
-    assert verdict.total is None and verdict.error is not None and verdict.error.blame == "task"
-    kept = task.model_copy(update={"restore": ("python",)})
-    assert (await judged(provider, kept, SPEC)).total == 0, "what setup had not made is removed"
+    # Put back before, code under test could change it while it is judged.
+    for restore in (None, ("python",)):
+        verdict = await judged(provider, task.model_copy(update={"restore": restore}), SPEC)
+        assert verdict.total is None and verdict.error is not None and verdict.error.blame == "task"
 
 
 async def test_git_takes_its_settings_from_no_other_repository_of_the_agents(provider: LocalProvider) -> None:

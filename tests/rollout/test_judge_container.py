@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from test_checks_hostile import TRICKS, tried
 
 from rollcage.sandboxes.container.provider import ContainerProvider
 from rollcage.types import Task
@@ -64,3 +65,7 @@ async def test_no_command_finds_what_an_earlier_one_left_but_in_the_work(contain
     )
     verdict = await judged(containers, task, SPEC)
     assert [each.exit_code for each in verdict.commands] == [0, 0, 0], verdict.commands
+
+
+async def test_a_proxied_check_follows_no_link_that_its_code_makes(provider: ContainerProvider) -> None:
+    await tried(TRICKS["a link to what is expected, made while it is tested"], provider)

@@ -62,7 +62,13 @@ def kinds(report: AuditReport) -> set[str]:
 
 async def test_a_verifier_that_asks_from_outside_is_sound(runner: Runner) -> None:
     report = await audit(
-        runner, calc(tests={"judge.py": OUTSIDE}, verify=("python3 $TESTS_DIR/judge.py",), isolate=True)
+        runner,
+        calc(
+            tests={"judge.py": OUTSIDE},
+            verify=("python3 $TESTS_DIR/judge.py",),
+            isolate=True,
+            limits={"verify_timeout_s": 60},
+        ),
     )
     assert report.findings == () and report.trust == "isolated"
     assert {each.reward for each in report.probes if each.probe.kind != "reference"} == {0.0}
@@ -106,6 +112,8 @@ FILES = {
     "tests/one.sh": "python3 ../calc_test.py\n",
 }
 UNLESS = "[ -s $REWARD_FILE ] || echo 0 > $REWARD_FILE"
+EVALUATES = f"[[ $(untrusted python3 calc.py) -eq 42 ]] && echo 1 > $REWARD_FILE; {UNLESS}"
+COMPARES = f'[ "$(untrusted python3 calc.py)" = 42 ] && echo 1 > $REWARD_FILE; {UNLESS}'
 LOOP = "cd tests && for file in *.sh; do bash $file || exit 1; done"
 
 
@@ -119,6 +127,8 @@ LOOP = "cd tests && for file in *.sh; do bash $file || exit 1; done"
         ("reward_daemon", {"test_script": f"python3 calc.py; sleep 0.3; {UNLESS}", "guards": False}),
         ("forged_reward", {"test_script": f"python3 calc.py; {UNLESS}", "guards": False}),
         ("fake_output", {"verify": ["python3 calc.py | grep -q '1 passed'"]}),
+        ("evaluated_output", {"verify": [EVALUATES], "isolate": True}),
+        ("spliced_output", {"verify": ["[ $(untrusted python3 calc.py) = 42 ]"], "isolate": True}),
     ],
 )
 async def test_a_weak_verifier_pays_the_cheat_that_fits_it(
@@ -137,6 +147,8 @@ async def test_a_weak_verifier_pays_the_cheat_that_fits_it(
         ("forged_reward", {"test_script": f"untrusted python3 calc.py; {UNLESS}"}),
         ("reward_daemon", {"test_script": f"python3 calc.py; sleep 0.3; {UNLESS}"}),
         ("forged_reward", {"test_script": f"python3 calc.py; {UNLESS}"}),
+        ("evaluated_output", {"verify": [COMPARES], "isolate": True}),
+        ("spliced_output", {"verify": ['[ "$(untrusted python3 calc.py)" = 42 ]'], "isolate": True}),
     ],
 )
 async def test_the_remedy_takes_the_pay_away(cheat: str, fields: dict[str, object], runner: Runner) -> None:

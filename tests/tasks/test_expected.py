@@ -127,3 +127,11 @@ def test_a_task_file_has_tables_of_checks(tmp_path: Path) -> None:
     file.write_text('instruction = "x"\n[[check]]\nkind = "command"\ncomand = "true"\n')
     with pytest.raises(TaskError, match=r"unknown key 'checks.0.comand'; did you mean 'command'\?"):
         load(file)
+
+
+@pytest.mark.parametrize("program", [".venv/bin/python", "../workdir/.venv/bin/python"])
+def test_a_proxied_check_runs_no_program_that_its_code_can_change_while_it_is_judged(program: str) -> None:
+    asked = {"kind": "unittest", "isolation": "proxied", "interpreter": f"/home/user/workdir/{program}"}
+    task = Task.model_validate({**_task({"test_a.py": TESTS}, asked), "restore": [".venv"]})
+    with pytest.raises(UsageError, match="in the judge"):
+        expected_of(task)

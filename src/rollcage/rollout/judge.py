@@ -106,8 +106,11 @@ async def divided(
         hidden=(task.reward_dir,),
         covered=shared if task.isolate else (),
         removed=(task.tests_dir,) if task.verifier_box and task.verifier_box.has_tests else (),
+        # Tests of proxied checks may look at files of the work: a link that their code makes would show them the tests.
+        unlinked=bool(task.checks) and not (task.verify or task.test_script),
         needs_launcher=launches(task) or (task.isolate and task.paths == "system"),
-        withheld=WITHHELD,
+        # A script that guards launch had them before it was launched.
+        withheld=(*WITHHELD, *(task.verify_env if launches(task) else ())),
         guards=guards(task, changed, launches=launches(task)),
     )
     async with AsyncExitStack() as stack:

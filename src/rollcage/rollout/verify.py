@@ -69,6 +69,8 @@ if [ ${{#links[@]}} -gt 0 ]; then
     case "${{ends[i]}}/" in {tests}/* | {logs}/*) printf '%s\\0' "${{links[i]}}" ;; esac
   done | xargs -0 rm -f --
 fi
+# git would wait for whoever writes to a pipe that it takes for one of its files.
+[ ! -d .git ] || find -L .git -maxdepth 2 -type p -delete 2>/dev/null
 # Files that git was told to pass over are looked at again.
 if [ -f .git/index ] && [ "$(git config --get core.sparseCheckout)" != true ]; then
   for flag in assume-unchanged skip-worktree; do

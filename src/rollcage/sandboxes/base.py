@@ -119,6 +119,8 @@ class Separation(NamedTuple):
     """Paths among the shared that the judge itself does not see either: it finds empty folders there."""
     removed: tuple[str, ...] = ()
     """What the box's image brings for the judge alone: the judged finds empty folders there."""
+    unlinked: bool = False
+    """The judge follows no link in what is shared: none that the judged makes leads it elsewhere."""
     timeout_s: float = 60.0
     """How long one launched command may take unless its caller says otherwise."""
     max_output: int = 64 << 20

@@ -138,6 +138,7 @@ command_not_found_handle() { true; }
 _LINES = "OK\\n1 passed in 0.01s\\n# pass 1\\n# fail 0\\ntest result: ok. 1 passed; 0 failed\\nPASS\\nok"
 
 _FORGE_SH = f"mkdir -p {REWARD}; echo 1 > {REWARD}/reward.txt; echo '{{\"reward\": 1}}' > {REWARD}/reward.json"
+_EVALUATED = f"a[$(mkdir -p {REWARD}; echo 1 > {REWARD}/reward.txt; echo 0)]"
 _FORGE_JS = f"""
 const fs = require("fs");
 try {{ fs.mkdirSync("{REWARD}", {{recursive: true}}); fs.writeFileSync("{REWARD}/reward.txt", "1"); }} catch {{}}
@@ -157,6 +158,20 @@ _PAYLOADS: dict[str, tuple[str, str, dict[Language, str]]] = {
             "node": f'require("fs").writeSync(1, "{_LINES}\\n"); process.exit(0);',
             "bash": f'printf "{_LINES}\\n"; exit 0',
         },
+    ),
+    "evaluated_output": (
+        "the code prints what a shell's arithmetic runs: `a[$(...)]`",
+        'compare texts, `[ "$said" = 42 ]`: `[[ $said -eq 42 ]]` and `$((said))` run what they are given',
+        {
+            "python": f"print({_EVALUATED!r})",
+            "node": f"console.log({_EVALUATED!r});",
+            "bash": f"echo {shlex.quote(_EVALUATED)}; exit 0",
+        },
+    ),
+    "spliced_output": (
+        "the code prints words that a test without quotes takes for its own: `1 -o 1`",
+        'quote what the code printed: `[ "$said" = 42 ]`',
+        {"python": 'print("1 -o 1")', "node": 'console.log("1 -o 1");', "bash": "echo 1 -o 1; exit 0"},
     ),
     "forged_reward": (
         "the code writes the reward file while it is tested",
@@ -279,7 +294,11 @@ def _file_cheats(task: Task, targets: Sequence[str]) -> Iterator[Cheat]:
         yield Cheat("always_true", what, "look at what it prints or does, not at its exit code alone", "\n".join(lines))
     names = "-name 'test_*' -o -name '*_test.*' -o -name '*.test.*' -o -path '*/tests/*'"
     empty = f"find . -path ./.git -prune -o -type f \\( {names} \\) -exec sh -c ': > \"$1\"' sh {{}} \\;"
-    yield Cheat("changed_visible_tests", "the tests in the workdir are emptied", _RESTORE, empty)
+    words = re.findall(r"[\w.][\w./-]*", "\n".join((*task.verify, task.test_script)))
+    named = sorted({word.removeprefix("./") for word in words} - {*targets})
+    emptied = f"{empty}\nfor file in {' '.join(map(shlex.quote, named))}; do [ ! -f $file ] || : > $file; done"
+    what = "the tests in the workdir are emptied, and what else the verifier names there"
+    yield Cheat("changed_visible_tests", what, _RESTORE, emptied)
     if "git" in _verifier(task):
         script = f"""
 git config diff.external true; git config diff.x.textconv true; git config core.fsmonitor true

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -42,19 +43,16 @@ def expected_of(task: Task) -> list[Expected]:
 
 
 def _refuse_agents_program(check: Check, task: Task) -> None:
-    """A proxied check runs its interpreter in the judge: it must not be the agent's to change."""
-    program = PurePosixPath(check.interpreter)
-    folders = [task.workdir, *task.keep]
-    back = [resolve_box_path(path, task.workdir) for path in task.restore or ()]
-    if (
-        check.isolation == "proxied"
-        and any(program.is_relative_to(folder) for folder in folders)
-        and not any(program.is_relative_to(folder) for folder in back)
-    ):
+    """A proxied check runs its interpreter in the judge: it must not be the agent's to change.
+
+    Not even where it is put back before: code under test writes to the workdir while it is judged.
+    """
+    program = PurePosixPath(os.path.normpath(check.interpreter))
+    if check.isolation == "proxied" and any(program.is_relative_to(folder) for folder in (task.workdir, *task.keep)):
         raise UsageError(
             f"a proxied check runs {check.interpreter} in the judge, where the agent can change it",
             argument="checks",
-            remedy="install it in setup outside the workdir, or name its folder in `restore`",
+            remedy="install it in setup outside the workdir",
         )
 
 

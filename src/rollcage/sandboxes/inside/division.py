@@ -49,10 +49,13 @@ def prepare_judge(request: Mapping[str, Any], user: int) -> int:
     socket."""
     with _AsUser(user):
         root = os.open("/", _FOLDER | os.O_CLOEXEC)
+        unlinked = [_opened(root, path) for path in request["shared"] if request["unlinked"]]
         covered = [_opened(root, path) for path in request["covered"]]
         hidden = [kernel.open_plain(root, path[1:], _FOLDER) for path in request["hidden"]]
         sealed = [kernel.open_plain(root, path[1:], _FOLDER) for path in request["sealed"]]
     os.mkdir(_STAGE)
+    for target in (fd for fd in unlinked if fd >= 0):
+        _put(target, target, kernel.ATTR_NOSYMFOLLOW)
     for target in (fd for fd in covered if fd >= 0):
         _cover(target)
     for target in hidden:
@@ -61,7 +64,7 @@ def prepare_judge(request: Mapping[str, Any], user: int) -> int:
         _put(os.open(_STAGE, _FOLDER | os.O_CLOEXEC), target)
         kernel.detach(_STAGE)
     for target in sealed:
-        _put(target, target, read_only=True)
+        _put(target, target, kernel.ATTR_RDONLY)
     return _open_door(request["tools"])
 
 
@@ -238,7 +241,7 @@ def _cover(target: int) -> None:
         os.makedirs(empty, exist_ok=True)
     else:
         empty = os.devnull
-    _put(os.open(empty, os.O_PATH | os.O_CLOEXEC), target, read_only=True)
+    _put(os.open(empty, os.O_PATH | os.O_CLOEXEC), target, kernel.ATTR_RDONLY)
 
 
 def _open_door(tools: Mapping[str, str]) -> int:
@@ -261,10 +264,10 @@ def _disk(place: str, size: int, user: int) -> None:
     kernel.mount("tmpfs", place, "tmpfs", _FLAGS, f"mode=0755,size={size},uid={user},gid={user}")
 
 
-def _put(source: int, target: int, *, read_only: bool = False) -> None:
+def _put(source: int, target: int, attributes: int = 0) -> None:
     tree = kernel.clone_mount(source)
-    if read_only:
-        kernel.set_attributes(tree, kernel.ATTR_RDONLY)
+    if attributes:
+        kernel.set_attributes(tree, attributes)
     kernel.attach_mount(tree, target)
 
 

@@ -191,7 +191,7 @@ def _build(fork_server: ForkServer, **more: str) -> MachineFinding:
 def _divide(fork_server: ForkServer, fds: list[int], name: str, box: Mapping[str, object]) -> MachineFinding:
     nothing: dict[str, list[str]] = {each: [] for each in ("shared", "covered", "hidden", "sealed", "frozen")}
     stack = {"upper": 0, "layers": 0, **box}
-    launcher = {"tools": {}, "compiled": {}, "door": TOOLS, "needs_launcher": False}
+    launcher = {"tools": {}, "compiled": {}, "door": TOOLS, "needs_launcher": False, "unlinked": False}
     request = {**nothing, **stack, **launcher, "tmp": 1 << 20}
     for fd in fork_server.ask_now("divide", request, fds).fds:
         os.close(fd)

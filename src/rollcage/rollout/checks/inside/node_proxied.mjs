@@ -43,6 +43,7 @@ class Worker {
       const message = this.receive(deadline);
       const started = Date.now();
       if ("call" in message) this.called(message);
+      else if (this.failed) throw this.failedOnce();
       else if ("ok" in message) return taken(message.ok);
       else throw exception(message.raised);
       deadline += Date.now() - started;
@@ -89,14 +90,21 @@ class Worker {
     }
   }
 
+  failedOnce() {
+    const error = this.failed;
+    this.failed = undefined;
+    return error;
+  }
+
   called(message) {
-    const callback = this.callbacks[message.call];
+    const callback = Number.isInteger(message.call) && this.callbacks[message.call];
     if (typeof callback !== "function") fail("code under test answered with nonsense");
     let answer;
     const values = message.with.map(taken);
     try {
       answer = { ok: pack(callback(...values), give) };
     } catch (error) {
+      if (error?.code === "ERR_ASSERTION") this.failed ??= error; // code under test may keep it for itself
       answer = { raised: { name: String(error?.name), message: String(error?.message) } };
     }
     this.send(answer);

@@ -16,13 +16,14 @@ from typing import Any, TypeVar
 from rollcage.rollout.checks.inside.judge_worker import JudgedFailed, NotCarried, WorkerProcess
 
 T = TypeVar("T")
+_LASTING = (int, float, complex, str, bytes, tuple, frozenset)
 _TOLD = frozenset({"__name__", "__doc__", "__dict__", "__version__", "__qualname__", "__module__"})
 
 
 class Proxy:
     """One object over there."""
 
-    __slots__ = ("_generation", "_low", "_name", "_number", "_origin", "_worker")
+    __slots__ = ("_data", "_generation", "_low", "_name", "_number", "_origin", "_worker")
 
     def __init__(self, worker: WorkerProcess, number: int, name: str, low: bool) -> None:
         put = object.__setattr__
@@ -32,6 +33,7 @@ class Proxy:
         put(self, "_name", name)
         put(self, "_low", low)
         put(self, "_origin", None)
+        put(self, "_data", None)
 
     def judged_number(self) -> int:
         """Its number over there; in a new worker it is looked for where it was found."""
@@ -142,10 +144,17 @@ def _exact(value: Any, kind: type[T]) -> T:
 
 
 def _lower(proxy: Proxy) -> Any:
-    """The data of an object whose class descends from a builtin one, as it is now."""
+    """The data of an object whose class descends from a builtin one, as it is now.
+
+    What cannot change is asked for once: a number is not above one bound and then below the other.
+    """
+    if proxy._data is not None:
+        return proxy._data
     data = proxy._worker.ask("lower", proxy)
     if isinstance(data, Proxy):
         raise JudgedFailed("code under test gave an object for data")
+    if type(data) in _LASTING:
+        object.__setattr__(proxy, "_data", data)
     return data
 
 

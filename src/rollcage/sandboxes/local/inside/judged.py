@@ -45,6 +45,8 @@ def divide(request: Mapping[str, Any]) -> int:
         _cover(path[1:], judged)
     for path in request["shared"]:
         _share(path[1:], judge, judged)
+    for path in request["shared"] if request["unlinked"] else ():
+        _follow_no_link(path[1:], judge)
     for path in request["covered"]:
         _cover(path[1:], judge)
     # A disk of its own: whoever fills the workdir must not keep the judge from writing its verdict.
@@ -54,14 +56,14 @@ def divide(request: Mapping[str, Any]) -> int:
         _put(f"{_PRIVATE}/{number}", kernel.open_plain(judge, path[1:], os.O_PATH | os.O_DIRECTORY))
     for path in request["sealed"]:
         target = kernel.open_plain(judge, path[1:], os.O_PATH | os.O_DIRECTORY)
-        _put_descriptor(target, target, read_only=True)
+        _put_descriptor(target, target, kernel.ATTR_RDONLY)
     for name, digits in request["compiled"].items():
         os.makedirs(os.path.dirname(f"{_DOOR}/{name}"), exist_ok=True)
         with open(f"{_DOOR}/{name}", "wb") as compiled:
             compiled.write(bytes.fromhex(digits))
     tools = {name: text for name, text in request["tools"].items() if _has_use(judge, name, text)}
     listener = _open_door(tools, python)
-    _put(_DOOR, kernel.open_in(judge, request["door"], os.O_PATH | os.O_DIRECTORY), read_only=True)
+    _put(_DOOR, kernel.open_in(judge, request["door"], os.O_PATH | os.O_DIRECTORY), kernel.ATTR_RDONLY)
     return listener
 
 
@@ -162,13 +164,19 @@ def _share(path: str, judge: int, judged: int) -> None:
     _put_descriptor(source, kernel.open_plain(judged, path, os.O_PATH))
 
 
+def _follow_no_link(path: str, judge: int) -> None:
+    with suppress(OSError):  # the agent removed it, or made a link of it
+        target = kernel.open_plain(judge, path, os.O_PATH)
+        _put_descriptor(target, target, kernel.ATTR_NOSYMFOLLOW)
+
+
 def _cover(path: str, root: int) -> None:
     try:
         target = kernel.open_plain(root, path, os.O_PATH)
     except OSError:
         return
     kind = "folder" if stat.S_ISDIR(os.fstat(target).st_mode) else "file"
-    _put(f"{_COVER}/{kind}", target, read_only=True)
+    _put(f"{_COVER}/{kind}", target, kernel.ATTR_RDONLY)
 
 
 def _open_door(tools: Mapping[str, str], python: str) -> int:
@@ -206,12 +214,12 @@ def _lstat(path: str) -> os.stat_result | None:
         return None
 
 
-def _put(source: str, target: int, *, read_only: bool = False) -> None:
-    _put_descriptor(os.open(source, os.O_PATH | os.O_CLOEXEC), target, read_only=read_only)
+def _put(source: str, target: int, attributes: int = 0) -> None:
+    _put_descriptor(os.open(source, os.O_PATH | os.O_CLOEXEC), target, attributes)
 
 
-def _put_descriptor(source: int, target: int, *, read_only: bool = False) -> None:
+def _put_descriptor(source: int, target: int, attributes: int = 0) -> None:
     tree = kernel.clone_mount(source)
-    if read_only:
-        kernel.set_attributes(tree, kernel.ATTR_RDONLY)
+    if attributes:
+        kernel.set_attributes(tree, attributes)
     kernel.attach_mount(tree, target)
