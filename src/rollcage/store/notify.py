@@ -1,9 +1,9 @@
 """Tells followers of the log that there is something new, from any process, without looking at the disk in between.
 
-Every process that has the log open keeps a small file beside it open for writing, the bell. Whoever has committed
-opens and closes the bell once; the kernel tells the watchers (inotify, `IN_CLOSE_WRITE`). The log's own files would
+Every process that has the log open keeps a small file beside it open for writing, the wake file. Whoever has committed
+opens and closes that file once; the kernel tells the watchers (inotify, `IN_CLOSE_WRITE`). The log's own files would
 not do: SQLite writes them before a commit is visible, and makes it visible through shared memory, which inotify does
-not see. A process that is killed between its commit and the bell rings all the same: the kernel closes its files.
+not see. A process that is killed after its commit wakes them all the same: the kernel closes its files.
 """
 
 from __future__ import annotations
@@ -41,46 +41,46 @@ class CommitNotifier:
     def _open(self) -> int:
         return os.open(self.path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake everybody. Changes nothing on the disk."""
         try:
             os.close(self._open())
         except OSError:
-            # No file descriptor is left, say. A new time stamp needs none, and is heard as well.
+            # No file descriptor is left, say. A new time stamp needs none, and wakes them as well.
             with suppress(OSError):
                 os.utime(self.fd)
 
     def close(self) -> None:
-        """Give the file back; this rings a last time."""
+        """Give the file back; this notifies a last time."""
         os.close(self.fd)
 
 
 class Inotify:
-    """The kernel's word that the bell was rung."""
+    """The kernel's word that somebody notified."""
 
-    def __init__(self, bell: CommitNotifier) -> None:
-        self._name = bell.path.name.encode()
+    def __init__(self, notifier: CommitNotifier) -> None:
+        self._name = notifier.path.name.encode()
         libc = ctypes.CDLL(None, use_errno=True)
         self.fd: int = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
         if self.fd < 0:
-            raise _watch_error(bell.path.parent, ctypes.get_errno())
-        # The folder, not the file: a bell that somebody deleted and the next ringer made anew is still heard.
-        if libc.inotify_add_watch(self.fd, os.fsencode(bell.path.parent), IN_CLOSE_WRITE | IN_ATTRIB) < 0:
+            raise _watch_error(notifier.path.parent, ctypes.get_errno())
+        # The folder, not the file: a wake file that somebody deleted and the next one made anew still counts.
+        if libc.inotify_add_watch(self.fd, os.fsencode(notifier.path.parent), IN_CLOSE_WRITE | IN_ATTRIB) < 0:
             code = ctypes.get_errno()
             os.close(self.fd)
-            raise _watch_error(bell.path.parent, code)
+            raise _watch_error(notifier.path.parent, code)
 
     def has_news(self) -> bool:
-        """Whether, since the last call, the bell was rung (or so much happened that the kernel lost count)."""
-        heard = False
+        """Whether, since the last call, somebody notified (or so much happened that the kernel lost count)."""
+        notified = False
         with suppress(BlockingIOError):
             while data := os.read(self.fd, 64 << 10):
                 at = 0
                 while at < len(data):
                     _, mask, _, size = HEADER.unpack_from(data, at)
                     at += HEADER.size + size
-                    heard |= bool(mask & IN_Q_OVERFLOW) or data[at - size : at].rstrip(b"\0") == self._name
-        return heard
+                    notified |= bool(mask & IN_Q_OVERFLOW) or data[at - size : at].rstrip(b"\0") == self._name
+        return notified
 
     def close(self) -> None:
         """Stop listening."""
@@ -132,16 +132,16 @@ class Subscription:
 
 
 class Watch:
-    """One thread that hears the bell, looks once what is new, and tells the followers whom it concerns."""
+    """One thread that waits to be notified, looks once what is new, and tells the followers whom it concerns."""
 
-    def __init__(self, path: Path, bell: CommitNotifier, seen: int) -> None:
+    def __init__(self, path: Path, notifier: CommitNotifier, seen: int) -> None:
         self._path = path
         self._seen = seen
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         # Weak, because a follower may be made and dropped without ever being started.
         self._subscriptions: WeakSet[Subscription] = WeakSet()
-        self._inotify = Inotify(bell)
+        self._inotify = Inotify(notifier)
         self._own_news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="rollcage-watch", daemon=True)

@@ -159,16 +159,16 @@ COLUMNS = ", ".join(Summary.model_fields)
 class Store:
     """The log of all rollouts in one file, shared by all processes that have it open."""
 
-    def __init__(self, path: Path, bell: CommitNotifier | None, last_id: int) -> None:
-        """Use `Store.open`. `bell`: None where the log is only read."""
+    def __init__(self, path: Path, notifier: CommitNotifier | None, last_id: int) -> None:
+        """Use `Store.open`. `notifier`: None where the log is only read."""
         self.path = path
-        self._bell = bell
+        self._notifier = notifier
         self._last_id = last_id
         self._watch: Watch | None = None
         self._limiter = CapacityLimiter(READERS)
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
-        self._writer = Writer(path, self._committed) if bell else None
+        self._writer = Writer(path, self._committed) if notifier else None
 
     @classmethod
     @asynccontextmanager
@@ -180,8 +180,8 @@ class Store:
         `read_only`: nothing on the disk is touched, so that it works on a disk that cannot be written.
         """
         with CancelScope(shield=True):
-            bell, last_id = await to_thread.run_sync(_opened, path, migrations, read_only)
-            store = cls(bell.log if bell else path, bell, last_id)
+            notifier, last_id = await to_thread.run_sync(_opened, path, migrations, read_only)
+            store = cls(notifier.log if notifier else path, notifier, last_id)
         try:
             yield store
         finally:
@@ -196,14 +196,14 @@ class Store:
             self._watch.close()
         for connection in self._idle:
             connection.close()
-        if self._bell is not None:
-            self._bell.close()
+        if self._notifier is not None:
+            self._notifier.close()
 
     def _committed(self, last_id: int) -> None:
         """Called in the writer's thread."""
         self._last_id = last_id
-        if self._bell is not None:
-            self._bell.ring()
+        if self._notifier is not None:
+            self._notifier.notify()
         if self._watch is not None:
             self._watch.notify()
 
@@ -398,8 +398,8 @@ class Store:
                 return work(connection)
 
         done = await to_thread.run_sync(_explaining, self.path, "write", changing, limiter=self._limiter)
-        if self._bell is not None:
-            self._bell.ring()
+        if self._notifier is not None:
+            self._notifier.notify()
         return done
 
     async def ask(self, question: Callable[[sqlite3.Connection], T]) -> T:
@@ -424,10 +424,10 @@ class Store:
     def _watching(self) -> Watch:
         if self._closed:
             raise StoreError(f"{self.path} was closed")
-        if self._bell is None:
+        if self._notifier is None:
             raise StoreError(f"cannot follow {self.path}: it was opened to be read only")
         if self._watch is None:
-            self._watch = Watch(self.path, self._bell, self._last_id)
+            self._watch = Watch(self.path, self._notifier, self._last_id)
         return self._watch
 
     async def _query(self, question: Callable[[sqlite3.Connection], T]) -> T:
@@ -461,11 +461,11 @@ def _opened(path: Path, migrations: Sequence[str], read_only: bool) -> tuple[Com
         if read_only:
             return None, check_frozen(path, migrations)
         _make_folder(path.parent)
-        bell = CommitNotifier(path.absolute())
+        notifier = CommitNotifier(path.absolute())
         try:
-            return bell, prepare(bell.log, bell.fd, migrations)
+            return notifier, prepare(notifier.log, notifier.fd, migrations)
         except BaseException:
-            bell.close()
+            notifier.close()
             raise
 
     return _explaining(path, "open", work)
