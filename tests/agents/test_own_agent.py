@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollcage.agents.catalog import AgentCatalog
+from rollcage.agents.catalog import AgentCatalog, shipped
 from rollcage.agents.cli_agent import Downloads
 from rollcage.agents.mini import Mini
 from rollcage.conformance.agents import check
@@ -64,7 +64,7 @@ from rollcage.agents.cli_agent import CliAgent, Command
 
 class Mute(CliAgent):
     name, version, wire = "mute", "1", "chat"
-    program = ["sh", "-c", "echo 'no key in $KEY, nothing to do' >&2"]
+    program = ["sh", "-c", "echo 'no key in $KEY, nothing to do' >&2; exit CODE"]
 
     def layers(self):
         return []
@@ -74,10 +74,12 @@ class Mute(CliAgent):
 """
 
 
-async def test_exit_0_without_a_model_call_is_a_failure_with_its_last_words(
-    tmp_path: Path, backends: Registry, store: Store, model: ScriptedModel
+@pytest.mark.parametrize("code", [0, 3])
+async def test_an_end_without_a_model_call_is_a_failure_with_its_last_words(
+    code: int, tmp_path: Path, backends: Registry, store: Store, model: ScriptedModel
 ) -> None:
-    (tmp_path / "mute.py").write_text(MUTE)
+    """With any exit code: a program that this box cannot run must not count as a policy that earned nothing."""
+    (tmp_path / "mute.py").write_text(MUTE.replace("CODE", str(code)))
     name = f"{tmp_path}/mute.py:Mute"
     registry = Registry(providers=backends.providers, agents=catalog(tmp_path), gateway=backends.gateway)
     async with Runner.open(store, registry) as runner:
@@ -86,7 +88,21 @@ async def test_exit_0_without_a_model_call_is_a_failure_with_its_last_words(
         )
         rollout = await runner.wait(await runner.start(job))
     assert (rollout.outcome, rollout.error_code) == (Outcome.AGENT_FAILED, "no_model_call")
-    assert rollout.agent_exit_code == 0
+    assert rollout.agent_exit_code == code
     assert rollout.error is not None
     assert "never called its model" in rollout.error and "no key in $KEY, nothing to do" in rollout.error
     assert (rollout.reward, rollout.blame) == (None, Blame.INFRASTRUCTURE)
+
+
+def test_another_version_of_a_shipped_agent_is_told_of_once_and_one_that_has_none_is_refused(tmp_path: Path) -> None:
+    downloads, said = Downloads(tmp_path), list[str]()
+    known = AgentCatalog(shipped(downloads), downloads, say=said.append)
+    for name in ("opencode", "claude-code", "codex", "pi", "qwen-code"):
+        other = known[f"{name}@9.9.9"]
+        assert (other.name, other.version) == (name, "9.9.9")
+        assert other.layers()[0].key != known[name].layers()[0].key
+        assert known[f"{name}@9.9.9"] is other
+        assert known[f"{name}@{known[name].version}"].layers()[0].key == known[name].layers()[0].key
+    assert len(said) == 5 and all("9.9.9: no hash of this version is known" in line for line in said)
+    with pytest.raises(UsageError, match=r"mini-swe-agent has one version, 2\.4\.6; name it: mini-swe-agent"):
+        known["mini-swe-agent@2.4.5"]

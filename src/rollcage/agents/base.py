@@ -23,6 +23,13 @@ def takes_only(agent: str, spec: AgentSpec, *accepted: str) -> None:
             raise UsageError(f"{agent} cannot be given one", argument=field, remedy=f"it takes {can}")
 
 
+def one_version(agent: Agent) -> UsageError:
+    """Why it cannot be had in another version."""
+    return UsageError(
+        f"{agent.name} has one version, {agent.version}", argument="agent", remedy=f"name it: {agent.name}"
+    )
+
+
 class AgentContext(NamedTuple):
     """What an agent is given to work with: addresses in its box, served by this process."""
 
@@ -160,6 +167,17 @@ class Scriptable(Protocol):
     """An agent whose tools a scripted model can call."""
 
     tool_words: ToolWords
+
+
+@runtime_checkable
+class Versioned(Protocol):
+    """An agent that is there in other versions than the one that is run where none is named."""
+
+    pinned: bool
+    """Whether what is fetched is checked against a hash."""
+
+    def at_version(self, version: str) -> Agent:
+        """The same agent in another version, of which no hash is known; UsageError where it has none."""
 
 
 @runtime_checkable

@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from rollcage.agents.base import Agent
+from rollcage.agents.base import Agent, Versioned, one_version
 from rollcage.agents.cli_agent import CliAgent, Downloads
 from rollcage.errors import UsageError
 
@@ -76,10 +76,10 @@ class AgentCatalog(Mapping[str, Agent]):
             return _from_file(name, self._downloads)
         plain, _, version = name.partition("@")
         agent = self[plain]
-        if not isinstance(agent, CliAgent):
-            raise UsageError(f"{plain} has one version, {agent.version}", argument="agent", remedy=f"name it: {plain}")
+        if not isinstance(agent, Versioned):
+            raise one_version(agent)
         other = agent.at_version(version)
-        if not other.pinned:
+        if isinstance(other, Versioned) and not other.pinned:
             self._say(f"{plain} {version}: no hash of this version is known, what the registry sends is taken")
         return other
 

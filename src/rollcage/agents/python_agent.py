@@ -13,18 +13,18 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import anyio
 import anyio.to_thread
 
+from rollcage.agents.base import one_version
 from rollcage.agents.cli_agent import INSTALLED, CliAgent
 from rollcage.errors import AgentError, SetupError
 from rollcage.sandboxes.layers import Layer
 
-NO_PYTHON = 91
-"""The exit code where a box has no python3."""
-_START = f'command -v python3 >/dev/null || exit {NO_PYTHON}; exec python3 -I "$0" "$@"'
+_LACKING = "it needs python3, which this box lacks; choose an image that has it"
+_START = f'command -v python3 >/dev/null || {{ echo \'{_LACKING}\' >&2; exit 127; }}; exec python3 -I "$0" "$@"'
 
 
 class PythonAgent(CliAgent):
@@ -35,6 +35,12 @@ class PythonAgent(CliAgent):
 
     driver: ClassVar[str]
     """The program that python3 runs: a script that puts the wheels on its path, given as text."""
+
+    def at_version(self, version: str) -> Self:
+        """There is none: it is pinned with all it needs, and its driver is written for it."""
+        if version != self.version:
+            raise one_version(self)
+        return self
 
     @property
     def program(self) -> Sequence[str]:
@@ -53,8 +59,6 @@ class PythonAgent(CliAgent):
 
     def layers(self) -> Sequence[Layer]:
         """One: the wheels, unpacked, and the driver."""
-        if not self.pinned:
-            raise SetupError(f"{self.name} is pinned with all it needs, in version {type(self).version} only")
         wheels, kept = self.wheels(), self.downloads.folder
         key = json.dumps([wheels, self.driver, 2], sort_keys=True)
 

@@ -32,10 +32,11 @@ class Failure(Exception):
 
 
 def mute(ending: AgentExit, tail: str) -> str:
-    """Why an agent that ended well without its model has not ended well: its reward would be that of no work."""
-    words = ending.last_words or "".join(tail.strip().splitlines()[-1:])
+    """Why an agent that ended without its model has failed, whatever its exit code: its reward would be that of no
+    work, and none of it the model's."""
+    words = ending.error or ending.last_words or "".join(tail.strip().splitlines()[-1:])
     said = f"its last words: {words[-500:]}" if words else "it said nothing"
-    return f"the agent ended with exit code 0 and never called its model; {said}"
+    return f"the agent ended with exit code {ending.code} and never called its model; {said}"
 
 
 def verdict_of(ending: AgentExit | None, last: Turn | None, *, limit: str, silent: bool) -> Ended:

@@ -332,7 +332,7 @@ async def work(
         await log(AgentEnded(exit_code=ending.code, error=ending.error, log_tail=tail))
     silent = lease.turns > 0 and not lease.heard
     unasked = lease.turns == 0 and not lease.limit_reached and not isinstance(deps.agent, AsksNoModel)
-    if unasked and ending is not None and ending.code == 0:
+    if unasked and ending is not None:
         raise Failure(Outcome.AGENT_FAILED, "no_model_call", mute(ending, tail), blame=Blame.INFRASTRUCTURE)
     return verdict_of(ending, lease.last_failure, limit=lease.limit_reached, silent=silent), lease
 

@@ -76,6 +76,14 @@ class OpenCode:
         self._warm: dict[str, Server] = {}
         self._printed: WeakKeyDictionary[Sandbox, Printed] = WeakKeyDictionary()
         self._package = package_for(platform.machine(), cpu_flags())
+        self.pinned = True
+
+    def at_version(self, version: str) -> OpenCode:
+        """The same agent in another version, of which no hash is known."""
+        other = OpenCode(self._downloads, self._registry)
+        if version != self.version:
+            other._package, other.pinned = self._package._replace(version=version, sha512=""), False
+        return other
 
     @property
     def version(self) -> str:
