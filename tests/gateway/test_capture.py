@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import support.steady  # noqa: F401
 from rollcage.gateway.capture import AnswerEnd, ModelCall, TurnBuilder, turn_of
 from rollcage.sse import EventReader
-from rollcage.types import Alternative, Token, TokenColumns, Turn
+from rollcage.types import Alternative, FloatColumn, JsonColumn, Token, TokenColumns, Turn
 from support.hand_made import ROLE, event, text_event, whole
 from support.paths import GOLDEN
 
@@ -389,4 +389,12 @@ def test_tokens_are_a_view_of_columns_that_reads_as_rows() -> None:
     assert Turn.model_validate_json(turn.model_dump_json()) == turn
     assert Turn.model_json_schema()["properties"]["tokens"]["type"] == "array"
     with pytest.raises(ValueError, match="differ in length"):
-        TokenColumns(["a"], [], [None], [0], [], [], [])
+        TokenColumns(
+            JsonColumn(["a"]),
+            JsonColumn(),
+            FloatColumn([None]),
+            JsonColumn([0]),
+            JsonColumn(),
+            JsonColumn(),
+            FloatColumn(),
+        )

@@ -15,6 +15,7 @@ from rollcage.gateway import capture, usual
 from rollcage.gateway.capture import AnswerEnd, ModelCall, turn_of
 from rollcage.gateway.token_draft import TokenDraft
 from rollcage.gateway.usual import Piece, python_calm, python_take_usual, take_usual
+from rollcage.types.columns import singles
 from support.paths import GOLDEN
 
 compiled = pytest.mark.skipif(not usual.compiled, reason="no C compiler or no Python headers when it was installed")
@@ -122,6 +123,15 @@ def test_a_logprob_is_the_nearest_number_to_its_digits(number: float) -> None:
 
 
 @compiled
+@given(st.lists(st.floats() | st.floats(width=32)))
+def test_numbers_are_halved_where_that_loses_nothing(numbers: list[float]) -> None:
+    doubles = bytearray(struct.pack(f"={len(numbers)}d", *numbers))
+    found = usual.singles(doubles)
+    assert found == singles(doubles)
+    assert found is None or list(struct.unpack(f"<{len(numbers)}f", found)) == numbers
+
+
+@compiled
 @given(
     st.lists(
         st.sampled_from(
@@ -152,4 +162,5 @@ def test_an_ordinary_token_takes_the_short_way() -> None:
     data = event({"id": "x", "choices": [{**choice, "token_ids": [42]}]}, {}) * 3
     for take in (take_usual, python_take_usual):
         at, tokens, pieces = read(take, data)
-        assert at == len(data) and tokens.ids == [42] * 3 and tokens.top_texts == [" a"] * 3 and len(pieces) == 3
+        assert at == len(data) and tokens.ids == [42] * 3 and tokens.top_texts == [" a"] * 3
+        assert "".join(str(getattr(each, "content", each)) for each in pieces) == " the the the"

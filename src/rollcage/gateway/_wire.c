@@ -9,18 +9,17 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define MOST_TOPS 32
 #define MOST_DEPTH 16
-#define MOST_TEXT 1024 /* bytes of a text with escapes */
 
 typedef struct { const char *at, *end; int escaped; } Text;
 typedef struct { const char *at, *end; } Reader;
 typedef struct {
-  Text token, content, delta;
+  Text token, content, delta, id;
   double logprob;
-  long long id;
   int tops, plain, has_content;
   Text top_token[MOST_TOPS];
   double top_logprob[MOST_TOPS];
@@ -96,14 +95,12 @@ static int number(Reader *r, int *whole) {
   return 1;
 }
 
-static int whole_number(Reader *r, long long *value) {
-  const char *from = r->at;
+/* An id as it is spelled: no sign, and no more digits than 64 bits have. */
+static int id(Reader *r, Text *t) {
   int whole;
-  if (!number(r, &whole) || !whole || r->at - from > 18) return 0;
-  int minus = *from == '-';
-  long long n = 0;
-  for (const char *c = from + minus; c < r->at; c++) n = n * 10 + (*c - '0');
-  *value = minus ? -n : n;
+  *t = (Text){r->at, r->at, 0};
+  if (r->at == r->end || *r->at == '-' || !number(r, &whole) || !whole || r->at - t->at > 18) return 0;
+  t->end = r->at;
   return 1;
 }
 
@@ -296,10 +293,10 @@ static const char *const CHOICE[] = {"index", "delta", "logprobs", "token_ids", 
                                      "response_token_ids", "prompt_token_ids", NULL};
 static int take_choice(Reader *r, Event *e, int which) {
   unsigned seen;
-  long long zero;
+  Text zero;
   Reader from = *r;
   switch (which) {
-    case 0: return whole_number(r, &zero) && !zero;
+    case 0: return id(r, &zero) && *zero.at == '0';
     case 1:
       if (!members(r, e, DELTA, take_delta, &seen)) return 0;
       e->plain = says_nothing(&from, r->at);
@@ -309,7 +306,7 @@ static int take_choice(Reader *r, Event *e, int which) {
     case 3:
       if (!byte(r, '[')) return 0;
       space(r);
-      if (!whole_number(r, &e->id)) return 0;
+      if (!id(r, &e->id)) return 0;
       space(r);
       return byte(r, ']');
     default: return WORD(r, "null");
@@ -333,91 +330,195 @@ static int event(Reader *r, Event *e) {
   return WORD(r, "data: ") && members(r, e, CHUNK, take_chunk, &seen) && (seen & 1) && WORD(r, "\n\n");
 }
 
-/* ---- Python's side ---- */
+/* ---- columns: what an event says is appended to buffers, in the form in which it is kept ---- */
 
-static PyObject *string(const Text *t) {
-  if (!t->escaped) return PyUnicode_DecodeUTF8(t->at, t->end - t->at, NULL);
-  char out[MOST_TEXT];
-  size_t n = 0;
-  if (t->end - t->at > MOST_TEXT - 4) { PyErr_SetNone(PyExc_ValueError); return NULL; }
+typedef struct { char *at; size_t size, room; } Buffer;
+
+static int add(Buffer *b, const void *from, size_t n) {
+  if (b->size + n > b->room) {
+    size_t room = 2 * (b->size + n) + 1024;
+    char *at = realloc(b->at, room);
+    if (!at) return 0;
+    b->at = at;
+    b->room = room;
+  }
+  memcpy(b->at + b->size, from, n);
+  b->size += n;
+  return 1;
+}
+
+static int utf8(const char *at, const char *end) {
+  const unsigned char *c = (const unsigned char *)at, *stop = (const unsigned char *)end;
+  while (c < stop) {
+    unsigned first = *c++;
+    if (first < 0x80) continue;
+    int more = first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : 1;
+    if (first < 0xC2 || first > 0xF4 || stop - c < more) return 0;
+    unsigned low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
+    unsigned high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
+    if (*c < low || *c > high) return 0;
+    for (c++; --more; c++)
+      if (*c < 0x80 || *c > 0xBF) return 0;
+  }
+  return 1;
+}
+
+static unsigned hex4(const char *c) {
+  unsigned v = 0;
+  for (int i = 0; i < 4; i++) {
+    unsigned h = (unsigned char)c[i];
+    v = v << 4 | (h <= '9' ? h - '0' : (h | 0x20) - 'a' + 10);
+  }
+  return v;
+}
+
+/* Whether it can be kept as it is spelled: characters only, and no halves of pairs. */
+static int sound(const Text *t) {
+  if (!utf8(t->at, t->end)) return 0;
+  if (t->escaped)
+    for (const char *c = t->at; c < t->end; c++)
+      if (*c == '\\' && *++c == 'u' && (hex4(c + 1) & 0xF800) == 0xD800) return 0;
+  return 1;
+}
+
+/* What it says, as UTF-8. */
+static int add_said(Buffer *b, const Text *t) {
+  if (!t->escaped) return add(b, t->at, (size_t)(t->end - t->at));
   for (const char *c = t->at; c < t->end; c++) {
-    if (*c != '\\') { out[n++] = *c; continue; }
+    const char *from = c;
+    char out[3];
+    size_t n = 1;
+    while (c < t->end && *c != '\\') c++;
+    if (!add(b, from, (size_t)(c - from))) return 0;
+    if (c == t->end) break;
     switch (*++c) {
-      case 'b': out[n++] = '\b'; break;
-      case 'f': out[n++] = '\f'; break;
-      case 'n': out[n++] = '\n'; break;
-      case 'r': out[n++] = '\r'; break;
-      case 't': out[n++] = '\t'; break;
+      case 'b': out[0] = '\b'; break;
+      case 'f': out[0] = '\f'; break;
+      case 'n': out[0] = '\n'; break;
+      case 'r': out[0] = '\r'; break;
+      case 't': out[0] = '\t'; break;
       case 'u': {
-        unsigned v = 0;
-        for (int i = 0; i < 4; i++) {
-          unsigned h = (unsigned char)*++c;
-          v = v << 4 | (h <= '9' ? h - '0' : (h | 0x20) - 'a' + 10);
-        }
-        if (v >= 0xD800 && v < 0xE000) { PyErr_SetNone(PyExc_ValueError); return NULL; }
-        if (v < 0x80) out[n++] = (char)v;
-        else if (v < 0x800) { out[n++] = (char)(0xC0 | v >> 6); out[n++] = (char)(0x80 | (v & 63)); }
+        unsigned v = hex4(c + 1);
+        c += 4;
+        if (v < 0x80) out[0] = (char)v;
+        else if (v < 0x800) { out[0] = (char)(0xC0 | v >> 6); out[1] = (char)(0x80 | (v & 63)); n = 2; }
         else {
-          out[n++] = (char)(0xE0 | v >> 12); out[n++] = (char)(0x80 | (v >> 6 & 63)); out[n++] = (char)(0x80 | (v & 63));
+          out[0] = (char)(0xE0 | v >> 12); out[1] = (char)(0x80 | (v >> 6 & 63)); out[2] = (char)(0x80 | (v & 63)); n = 3;
         }
         break;
       }
-      default: out[n++] = *c;
+      default: out[0] = *c;
     }
+    if (!add(b, out, n)) return 0;
   }
-  return PyUnicode_DecodeUTF8(out, (Py_ssize_t)n, NULL);
+  return 1;
 }
 
-enum { TEXTS, IDS, LOGPROBS_, COUNTS, TOP_TEXTS, TOP_IDS, TOP_LOGPROBS, PIECES, LISTS };
+/* Its JSON behind a comma, as the columns have it. */
+static int add_text(Buffer *b, const Text *t) {
+  return add(b, ",", 1) && add(b, t->at - 1, (size_t)(t->end - t->at) + 2);
+}
 
-/* Append what an event says: 1, 0 where it cannot be said (nothing is appended), -1 with an exception. */
-static int keep(const Event *e, PyObject **lists) {
-  PyObject *made[5 + 3 * MOST_TOPS] = {NULL};
-  int into[5 + 3 * MOST_TOPS], n = 0, good = 1;
-#define MAKE(list, value) do { into[n] = list; if (!(made[n] = (value))) { good = 0; goto done; } n++; } while (0)
-  MAKE(TEXTS, string(&e->token));
-  MAKE(IDS, PyLong_FromLongLong(e->id));
-  MAKE(LOGPROBS_, PyFloat_FromDouble(e->logprob));
-  MAKE(COUNTS, PyLong_FromLong(e->tops));
-  if (!e->plain) MAKE(PIECES, PyBytes_FromStringAndSize(e->delta.at, e->delta.end - e->delta.at));
-  else if (e->has_content && e->content.end > e->content.at) MAKE(PIECES, string(&e->content));
-  for (int i = 0; i < e->tops; i++) {
-    MAKE(TOP_TEXTS, string(&e->top_token[i]));
-    Py_INCREF(Py_None);
-    MAKE(TOP_IDS, Py_None);
-    MAKE(TOP_LOGPROBS, PyFloat_FromDouble(e->top_logprob[i]));
-  }
-  for (int i = 0; i < n; i++)
-    if (PyList_Append(lists[into[i]], made[i])) { good = -1; break; }
-done:
-  for (int i = 0; i < n; i++) Py_DECREF(made[i]);
-  if (!good) {
-    if (!PyErr_ExceptionMatches(PyExc_ValueError)) return -1; /* UnicodeDecodeError is one */
-    PyErr_Clear();
-  }
+enum { TEXTS, IDS, LOGPROBS_, COUNTS, TOP_TEXTS, TOP_IDS, TOP_LOGPROBS, COLUMNS, WORDS = COLUMNS, BUFFERS };
+
+static int can_keep(const Event *e) {
+  if (e->token.end - e->token.at >= 9 && !memcmp(e->token.at, "token_id:", 9)) return 0;
+  if (!sound(&e->token) || (e->plain && e->has_content && !sound(&e->content))) return 0;
+  for (int i = 0; i < e->tops; i++)
+    if (!sound(&e->top_token[i])) return 0;
+  return 1;
+}
+
+/* Append what an event says; 0 where there is no memory. */
+static int keep(const Event *e, Buffer *b) {
+  char count[4] = {',', (char)('0' + e->tops / 10), (char)('0' + e->tops % 10)};
+  if (e->tops < 10) count[1] = count[2];
+  int good = add_text(&b[TEXTS], &e->token) && add(&b[IDS], ",", 1) && add(&b[IDS], e->id.at, (size_t)(e->id.end - e->id.at)) &&
+             add(&b[LOGPROBS_], &e->logprob, sizeof(double)) && add(&b[COUNTS], count, e->tops < 10 ? 2 : 3);
+  for (int i = 0; good && i < e->tops; i++)
+    good = add_text(&b[TOP_TEXTS], &e->top_token[i]) && add(&b[TOP_IDS], ",null", 5);
+  good = good && add(&b[TOP_LOGPROBS], e->top_logprob, (size_t)e->tops * sizeof(double));
+  return good && (!e->plain || !e->has_content || add_said(&b[WORDS], &e->content));
+}
+
+/* ---- Python's side ---- */
+
+/* The words so far become a piece. */
+static int end_words(Buffer *words, PyObject *pieces) {
+  if (!words->size) return 1;
+  PyObject *said = PyUnicode_DecodeUTF8(words->at, (Py_ssize_t)words->size, NULL);
+  int good = said && !PyList_Append(pieces, said);
+  Py_XDECREF(said);
+  words->size = 0;
   return good;
 }
 
+static int add_piece(const Event *e, Buffer *words, PyObject *pieces) {
+  if (!end_words(words, pieces)) return 0;
+  PyObject *delta = PyBytes_FromStringAndSize(e->delta.at, e->delta.end - e->delta.at);
+  int good = delta && !PyList_Append(pieces, delta);
+  Py_XDECREF(delta);
+  return good;
+}
+
+static int add_columns(const Buffer *b, PyObject **columns) {
+  for (int i = 0; i < COLUMNS; i++) {
+    Py_ssize_t before = PyByteArray_Size(columns[i]);
+    if (!b[i].size) continue;
+    if (PyByteArray_Resize(columns[i], before + (Py_ssize_t)b[i].size)) return 0;
+    memcpy(PyByteArray_AsString(columns[i]) + before, b[i].at, b[i].size);
+  }
+  return 1;
+}
+
 static PyObject *take_usual(PyObject *self, PyObject *args) {
-  PyObject *bytes, *lists[LISTS];
-  Py_ssize_t start;
+  PyObject *bytes, *columns[COLUMNS], *pieces;
+  Py_ssize_t start, tokens = 0, tops = 0;
   (void)self;
-  if (!PyArg_ParseTuple(args, "SnO!O!O!O!O!O!O!O!", &bytes, &start, &PyList_Type, &lists[0], &PyList_Type, &lists[1],
-                        &PyList_Type, &lists[2], &PyList_Type, &lists[3], &PyList_Type, &lists[4], &PyList_Type,
-                        &lists[5], &PyList_Type, &lists[6], &PyList_Type, &lists[7]))
+  if (!PyArg_ParseTuple(args, "SnO!O!O!O!O!O!O!O!", &bytes, &start, &PyByteArray_Type, &columns[0], &PyByteArray_Type,
+                        &columns[1], &PyByteArray_Type, &columns[2], &PyByteArray_Type, &columns[3], &PyByteArray_Type,
+                        &columns[4], &PyByteArray_Type, &columns[5], &PyByteArray_Type, &columns[6], &PyList_Type,
+                        &pieces))
     return NULL;
   const char *data = PyBytes_AsString(bytes);
   Py_ssize_t size = PyBytes_Size(bytes);
   if (start < 0 || start > size) { PyErr_SetString(PyExc_ValueError, "the start lies outside of the bytes"); return NULL; }
+  Buffer buffers[BUFFERS] = {{NULL, 0, 0}};
   Reader r = {data + start, data + size};
   Event e;
-  while (r.at < r.end) {
+  int good = 1;
+  while (good && r.at < r.end) {
     const char *from = r.at;
-    int kept = event(&r, &e) && !(e.token.end - e.token.at >= 9 && !memcmp(e.token.at, "token_id:", 9));
-    if (kept && (kept = keep(&e, lists)) < 0) return NULL;
-    if (!kept) { r.at = from; break; }
+    if (!event(&r, &e) || !can_keep(&e)) { r.at = from; break; }
+    good = keep(&e, buffers) && (e.plain || add_piece(&e, &buffers[WORDS], pieces));
+    tokens++;
+    tops += e.tops;
   }
-  return PyLong_FromSsize_t(r.at - data);
+  good = good && end_words(&buffers[WORDS], pieces) && add_columns(buffers, columns);
+  for (int i = 0; i < BUFFERS; i++) free(buffers[i].at);
+  if (!good) return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+  return Py_BuildValue("nnn", (Py_ssize_t)(r.at - data), tokens, tops);
+}
+
+/* Doubles as little-endian 32-bit floats; None where that loses something (no number, for one, is never the same). */
+static PyObject *singles(PyObject *self, PyObject *column) {
+  (void)self;
+  if (!PyByteArray_Check(column)) { PyErr_SetString(PyExc_TypeError, "a bytearray is needed"); return NULL; }
+  Py_ssize_t n = PyByteArray_Size(column) / (Py_ssize_t)sizeof(double);
+  const char *from = PyByteArray_AsString(column);
+  PyObject *made = PyBytes_FromStringAndSize(NULL, n * 4);
+  if (!made) return NULL;
+  unsigned char *to = (unsigned char *)PyBytes_AsString(made);
+  for (Py_ssize_t i = 0; i < n; i++) {
+    double value;
+    memcpy(&value, from + i * (Py_ssize_t)sizeof value, sizeof value);
+    float single = value > 3e38 || value < -3e38 ? 0 : (float)value;
+    uint32_t bits;
+    if ((double)single != value) { Py_DECREF(made); Py_RETURN_NONE; }
+    memcpy(&bits, &single, sizeof bits);
+    for (int k = 0; k < 4; k++) *to++ = (unsigned char)(bits >> 8 * k);
+  }
+  return made;
 }
 
 static PyObject *calm(PyObject *self, PyObject *bytes) {
@@ -439,6 +540,7 @@ static PyObject *calm(PyObject *self, PyObject *bytes) {
 
 static PyMethodDef methods[] = {
   {"take_usual", take_usual, METH_VARARGS, "As in usual.py."},
+  {"singles", singles, METH_O, "As in usual.py."},
   {"calm", calm, METH_O, "As in usual.py."},
   {NULL, NULL, 0, NULL},
 };

@@ -1,14 +1,15 @@
 def take_usual(
     data: bytes,
     start: int,
-    texts: list[str],
-    ids: list[int | None],
-    logprobs: list[float | None],
-    counts: list[int],
-    top_texts: list[str],
-    top_ids: list[int | None],
-    top_logprobs: list[float],
+    texts: bytearray,
+    ids: bytearray,
+    logprobs: bytearray,
+    counts: bytearray,
+    top_texts: bytearray,
+    top_ids: bytearray,
+    top_logprobs: bytearray,
     pieces: list[str | bytes],
     /,
-) -> int: ...
+) -> tuple[int, int, int]: ...
 def calm(data: bytes, /) -> bool: ...
+def singles(doubles: bytearray, /) -> bytes | None: ...

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rollcage.gateway.message import MessageDraft
 from rollcage.gateway.shapes import Choice, Chunk, Logprobs, chunk_of, object_of, piece_of, spellings
 from rollcage.gateway.token_draft import TOKEN_ID, TokenDraft
-from rollcage.gateway.usual import Piece, take_usual
+from rollcage.gateway.usual import Piece, singles, take_usual
 from rollcage.sse import EventReader
 from rollcage.types import JsonObject, Purpose, Turn
 
@@ -161,7 +161,7 @@ class TurnBuilder:
             "request": call.request,
             "message": self._message.value() if self._choices else {},
             "prompt_ids": tuple(self._prompt_ids),
-            "tokens": self._tokens.columns(),
+            "tokens": self._tokens.columns(singles),
             "finish_reason": self._finish_reason,
             "usage": self._usage,
             "status": end.status,
@@ -292,8 +292,8 @@ class TurnBuilder:
             (len(self._choices) > 1, f"{len(self._choices)} choices: only choice 0 is kept"),
             (bool(self._misfit), self._misfit),
             (not tokens, "the engine gave neither token ids nor logprobs"),
-            (None in tokens.ids, "the engine gave no token ids"),
-            (None in tokens.logprobs, "the engine gave no logprobs"),
+            (tokens.ids.holes, "the engine gave no token ids"),
+            (tokens.logprobs.holes, "the engine gave no logprobs"),
             (not self._prompt_ids, "the engine gave no prompt token ids"),
             (counted is None, "the engine gave no usage to check the count of tokens against"),
             (counted != len(tokens), f"{len(tokens)} tokens captured, but the engine counted {counted}"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Sequence
+from itertools import chain, zip_longest
 
-from rollcage.gateway.shapes import Logprobs, TokenEntry, Top
-from rollcage.types import TokenColumns
+from rollcage.gateway.shapes import Logprobs, Top
+from rollcage.types import FloatColumn, JsonColumn, TokenColumns
 
 TOKEN_ID = "token_id:"  # noqa: S105
 """How vLLM spells a token when asked for ids in place of texts."""
@@ -16,37 +16,37 @@ class TokenDraft:
     """Tokens in the making, as seven columns: of the tokens, how many alternatives each has, and of these."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.ids: list[int | None] = []
-        self.logprobs: list[float | None] = []
-        self.counts: list[int] = []
-        self.top_texts: list[str] = []
-        self.top_ids: list[int | None] = []
-        self.top_logprobs: list[float] = []
+        self.texts = JsonColumn[str]()
+        self.ids = JsonColumn[int | None]()
+        self.logprobs = FloatColumn()
+        self.counts = JsonColumn[int]()
+        self.top_texts = JsonColumn[str]()
+        self.top_ids = JsonColumn[int | None]()
+        self.top_logprobs = FloatColumn()
 
     def __len__(self) -> int:
         return len(self.texts)
 
-    def lists(self) -> _Lists:
-        """The columns themselves, for whoever appends to all of them."""
+    def buffers(self) -> Buffers:
+        """The columns' bytes, for whoever appends to all of them and then tells with `grew`."""
         return (
-            self.texts,
-            self.ids,
-            self.logprobs,
-            self.counts,
-            self.top_texts,
-            self.top_ids,
-            self.top_logprobs,
+            self.texts.raw,
+            self.ids.raw,
+            self.logprobs.raw,
+            self.counts.raw,
+            self.top_texts.raw,
+            self.top_ids.raw,
+            self.top_logprobs.raw,
         )
 
-    def add_one(self, entry: TokenEntry, id_: int) -> None:
-        """Take in one token. What nearly every chunk brings: its speed counts."""
-        self.texts.append(entry.token)
-        self.ids.append(id_)
-        self.logprobs.append(entry.logprob)
-        self._add_top(entry.top_logprobs or ())
+    def grew(self, tokens: int, tops: int) -> None:
+        """So many tokens, with so many alternatives in all, were appended to the buffers."""
+        for column in (self.texts, self.ids, self.counts):
+            column.grew(tokens)
+        self.top_texts.grew(tops)
+        self.top_ids.grew(tops)
 
-    def add(self, logprobs: Logprobs, ids: list[int] | None, spellings: list[str] | None = None) -> str:
+    def add(self, logprobs: Logprobs, ids: Sequence[int] | None, spellings: list[str] | None = None) -> str:
         """Take in the tokens of one chunk; what does not fit, in words.
 
         `spellings`: their texts by their bytes, where the engine's texts may be ids.
@@ -57,30 +57,34 @@ class TokenDraft:
         if ids and len(ids) != len(texts):
             self.add_ids(ids)
             return f"a chunk has {len(ids)} token ids but {len(texts)} logprobs" if texts else ""
-        self.texts += texts
-        self.ids += ids or own
-        self.logprobs += scores
-        for top in tops:
-            self._add_top(top)
+        known = [[each for each in top if each.logprob is not None] for top in tops]
+        others = list(chain.from_iterable(known))
+        self.texts.extend(texts)
+        self.ids.extend(ids or own)
+        self.logprobs.extend(scores)
+        self.counts.extend(map(len, known))
+        self.top_texts.extend(each.token for each in others)
+        self.top_ids.extend(each.id for each in others)
+        self.top_logprobs.extend(each.logprob for each in others)
         return ""
 
     def add_ids(self, ids: Sequence[int]) -> None:
         """Take in tokens of which nothing but the ids is known."""
-        self.texts += [""] * len(ids)
-        self.ids += ids
-        self.logprobs += [None] * len(ids)
-        self.counts += [0] * len(ids)
+        self.texts.extend([""] * len(ids))
+        self.ids.extend(ids)
+        self.logprobs.extend([None] * len(ids))
+        self.counts.extend([0] * len(ids))
 
     def name(self, ids: Sequence[int]) -> str:
         """These are the ids of all tokens, told apart from them (SGLang, at the end of a stream); what does not fit."""
-        if self.ids.count(None) != len(self.ids):
+        if any(id_ is not None for id_ in self.ids):
             return ""  # they were known
         if not self.texts:
             self.add_ids(ids)
         elif len(ids) != len(self.texts):
             return f"the engine gave {len(ids)} token ids but {len(self.texts)} logprobs"
         else:
-            self.ids[:] = ids
+            self.ids = JsonColumn(ids)
         return ""
 
     def fill_gaps(self, ids: Sequence[int]) -> str:
@@ -88,36 +92,28 @@ class TokenDraft:
 
         llama.cpp tells one logprob for the tokens of a character, that of the last; their ids it tells elsewhere.
         """
-        filled = TokenDraft()
+        known = list(zip(self.texts, self.ids, self.logprobs, self.counts, strict=True))
+        filled: list[tuple[str, int | None, float | None, int]] = []
         at = 0
         for id_ in ids:
-            if at < len(self) and self.ids[at] == id_:
-                filled.texts.append(self.texts[at])
-                filled.ids.append(id_)
-                filled.logprobs.append(self.logprobs[at])
-                filled.counts.append(self.counts[at])
-                at += 1
-            else:
-                filled.add_ids((id_,))
-        if at < len(self):
+            here = at < len(known) and known[at][1] == id_
+            filled.append(known[at] if here else ("", id_, None, 0))
+            at += here
+        if at < len(known):
             return ""
-        self.texts, self.ids, self.logprobs, self.counts = filled.texts, filled.ids, filled.logprobs, filled.counts
-        missing = self.logprobs.count(None)
+        texts, named, scores, counts = zip(*filled, strict=True)
+        self.texts, self.ids, self.counts = JsonColumn(texts), JsonColumn(named), JsonColumn(counts)
+        self.logprobs = FloatColumn(scores)
+        missing = scores.count(None)
         return f"no logprobs for {missing} of {len(ids)} tokens: the engine has none inside a character"
 
-    def columns(self) -> TokenColumns:
-        """The tokens as they stand."""
-        return TokenColumns(*self.lists())
-
-    def _add_top(self, top: Sequence[Top]) -> None:
-        known = [each for each in top if each.logprob is not None]
-        self.counts.append(len(known))
-        self.top_texts += [each.token for each in known]
-        self.top_ids += [each.id for each in known]
-        self.top_logprobs += [each.logprob for each in known]  # type: ignore[misc]
+    def columns(self, singles: Callable[[bytearray], bytes | None]) -> TokenColumns:
+        """The tokens as they stand. `singles` makes 32-bit floats of doubles."""
+        logprobs, others = self.logprobs.narrowed(singles), self.top_logprobs.narrowed(singles)
+        return TokenColumns(self.texts, self.ids, logprobs, self.counts, self.top_texts, self.top_ids, others)
 
 
-_Lists = tuple[list[str], list[int | None], list[float | None], list[int], list[str], list[int | None], list[float]]
+Buffers = tuple[bytearray, bytearray, bytearray, bytearray, bytearray, bytearray, bytearray]
 _Columns = tuple[list[str], list[int | None], list[float | None], list[Sequence[Top]]]
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rollcage.gateway.shapes import Chunk, MessagePiece, TokenEntry, chunk_in
+from rollcage.gateway.shapes import Chunk, Logprobs, MessagePiece, TokenEntry, chunk_in
 from rollcage.gateway.token_draft import TOKEN_ID, TokenDraft
+from rollcage.types import columns
 
 Piece = str | bytes | MessagePiece
 """What a token adds to the message: words, or a delta that brings more (as JSON where it was not read yet)."""
@@ -20,6 +21,8 @@ def python_take_usual(data: bytes, start: int, tokens: TokenDraft, pieces: list[
 
     `data` ends with an event. `pieces` gets what each adds to the message.
     """
+    entries: list[TokenEntry] = []
+    ids: list[int] = []
     while start < len(data):
         end = data.find(b"\n\n", start)
         chunk = chunk_in(data[start + 6 : end]) if data.startswith(b"data: ", start) else None
@@ -27,10 +30,13 @@ def python_take_usual(data: bytes, start: int, tokens: TokenDraft, pieces: list[
         if chunk is None or entry is None:
             break
         choice = chunk.choices[0]  # type: ignore[index]
-        tokens.add_one(entry, choice.token_ids[0])  # type: ignore[index]
+        entries.append(entry)
+        ids += choice.token_ids or ()
         if choice.delta is not None:
             pieces.append(choice.delta)
         start = end + 2
+    if entries:
+        tokens.add(Logprobs(entries), ids)
     return start
 
 
@@ -74,17 +80,21 @@ def _usual(chunk: Chunk) -> TokenEntry | None:
 TakeUsual = Callable[[bytes, int, TokenDraft, list[Piece]], int]
 take_usual: TakeUsual
 calm: Callable[[bytes], bool]
+singles: Callable[[bytearray], bytes | None]
 compiled: bool
 """Whether the compiled part is at work."""
 
 try:
     from rollcage.gateway import _wire
 except ImportError:
-    take_usual, calm, compiled = python_take_usual, python_calm, False
+    take_usual, calm, singles, compiled = python_take_usual, python_calm, columns.singles, False
 else:
 
     def take_usual(data: bytes, start: int, tokens: TokenDraft, pieces: list[Piece]) -> int:
         """As `python_take_usual`."""
-        return _wire.take_usual(data, start, *tokens.lists(), pieces)  # type: ignore[arg-type]
+        at, some, tops = _wire.take_usual(data, start, *tokens.buffers(), pieces)  # type: ignore[arg-type]
+        if some:
+            tokens.grew(some, tops)
+        return at
 
-    calm, compiled = _wire.calm, True
+    calm, singles, compiled = _wire.calm, _wire.singles, True

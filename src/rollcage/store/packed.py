@@ -10,7 +10,7 @@ import zstandard
 from rollcage.errors import StoreError
 from rollcage.events import Event, TurnEnded
 from rollcage.json_safe import json_safe
-from rollcage.store.packing import ROWS, Blob, Columns, Nested, Plain, pack
+from rollcage.store.packing import ROWS, Blob, Columns, Ids, Nested, pack
 from rollcage.types import Token, TokenColumns, Turn
 
 LEVEL = 1
@@ -79,12 +79,12 @@ def _plain(event: Event) -> dict[str, Any]:
     turn = event.turn
     history = turn.history and turn.history.model_dump(mode="json")
     own = {**turn.__dict__, "purpose": turn.purpose.value, "history": history}
-    own |= {"prompt_ids": Plain(turn.prompt_ids), "tokens": _columns(turn.tokens)}
+    own |= {"prompt_ids": Ids(turn.prompt_ids), "tokens": _columns(turn.tokens)}
     return {"kind": event.kind, "turn": own}
 
 
 def _columns(tokens: Sequence[Token]) -> Sequence[Token] | Columns:
     if not isinstance(tokens, TokenColumns) or len(tokens) < ROWS:
         return tuple(tokens)
-    top = Columns((Plain(tokens.top_texts), Plain(tokens.top_ids), tokens.top_logprobs))
-    return Columns((Plain(tokens.texts), Plain(tokens.ids), tokens.logprobs, Nested(tokens.counts, top)))
+    top = Columns((tokens.top_texts, tokens.top_ids, tokens.top_logprobs))
+    return Columns((tokens.texts, tokens.ids, tokens.logprobs, Nested(tokens.counts, top)))

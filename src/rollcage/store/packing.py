@@ -29,6 +29,8 @@ from typing import Any, NamedTuple
 import msgspec
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
+from rollcage.types import FloatColumn, JsonColumn
+
 LIMIT = 512
 """What takes more bytes of JSON than this becomes a blob."""
 FAN = 16
@@ -68,23 +70,23 @@ class Blob(NamedTuple):
         return blake2b(self.raw, digest_size=16, person=bytes([self.codec])).digest()
 
 
-class Plain(NamedTuple):
-    """A list of nothing but texts, whole numbers and None: it is not looked through."""
+class Ids(NamedTuple):
+    """A list of nothing but whole numbers: it is not looked through."""
 
-    items: Sequence[str | int | None]
+    items: Sequence[int]
 
 
 class Columns(NamedTuple):
-    """A list of rows, given column by column; each column is a list, or one of these three itself."""
+    """A list of rows, given column by column; each column is a `JsonColumn`, a `FloatColumn`, or `Nested`."""
 
-    columns: tuple[Any, ...]
+    columns: tuple[JsonColumn[Any] | FloatColumn | Nested, ...]
 
 
 class Nested(NamedTuple):
     """A list of lists, given as the length of each and all their items, one after the other."""
 
-    lengths: Sequence[int]
-    items: Any
+    lengths: JsonColumn[int]
+    items: Columns
 
 
 Fetch = Callable[[Sequence[bytes]], Mapping[bytes, Blob]]
@@ -154,10 +156,6 @@ def _text(value: str) -> bytes:
 _Encode = Callable[[Any], bytes]
 
 
-def _slowest(encoders: Iterable[_Encode]) -> _Encode:
-    return dumps if dumps in set(encoders) else dumps_plain
-
-
 class _Packer:
     """Packs one value, collecting its blobs."""
 
@@ -169,10 +167,10 @@ class _Packer:
             return self._ref(Blob(Codec.JSON, _text(value))) if len(value) > LIMIT else value
         if isinstance(value, dict):
             return self._pack_dict(value)
-        if isinstance(value, Plain):
+        if isinstance(value, Ids):
             return self._parts(value.items, BLOCK, dumps_plain) if len(value.items) > BLOCK // 4 else value.items
-        if isinstance(value, (Columns, Nested)):
-            return self._shrink(*self._turned(value))
+        if isinstance(value, Columns):
+            return self._encoded(dumps_plain(self._turned(value)))
         if isinstance(value, (list, tuple)):
             return self._pack_list(value)
         return value
@@ -191,18 +189,17 @@ class _Packer:
             return self._parts([self.pack(item) for item in value], FAN)
         return self._shrink(self._columns(value, kinds))
 
-    def _turned(self, value: Any) -> tuple[Any, _Encode]:
-        """What is given as columns already, as `_columns` would have turned its rows; and how to encode it."""
-        if isinstance(value, Plain):
-            return value.items, dumps_plain
+    def _turned(self, value: Columns | Nested | JsonColumn[Any] | FloatColumn) -> Any:
+        """What is given as columns already, as `_columns` would have turned its rows."""
         if isinstance(value, Columns):
-            turned = [self._turned(column) for column in value.columns]
-            return {"$columns": [column for column, _ in turned]}, _slowest(encode for _, encode in turned)
+            return {"$columns": [self._turned(column) for column in value.columns]}
         if isinstance(value, Nested):
-            items, encode = self._turned(value.items)
-            return {"$nested": [value.lengths, items]}, encode
-        column = self._columns(value, set(map(type, value)))
-        return column, dumps if isinstance(column, list) else dumps_plain  # numbers that are a blob by now
+            return {"$nested": [msgspec.Raw(value.lengths.json), self._turned(value.items)]}
+        if isinstance(value, JsonColumn):
+            return msgspec.Raw(value.json)
+        if value.narrow and len(value.raw) * 2 > LIMIT:
+            return self._ref(Blob(Codec.FLOATS, bytes(value.raw)))
+        return msgspec.Raw(dumps(value.values()))
 
     def _columns(self, value: Sequence[Any], kinds: set[type]) -> Any:
         """A list turned so that like stands beside like, which is what compresses well."""
@@ -242,6 +239,10 @@ class _Packer:
     def _shrink(self, packed: Any, encode: _Encode = dumps) -> Any:
         raw = encode(packed)
         return self._ref(Blob(Codec.JSON, raw)) if len(raw) > LIMIT else packed
+
+    def _encoded(self, raw: bytes) -> Any:
+        """The same of what is encoded already."""
+        return self._ref(Blob(Codec.JSON, raw)) if len(raw) > LIMIT else loads(raw)
 
     def _ref(self, blob: Blob) -> dict[str, str]:
         digest = blob.digest

@@ -12,6 +12,7 @@ from rollcage.types.base import (
     Value,
 )
 from rollcage.types.check import Check
+from rollcage.types.columns import FloatColumn, JsonColumn
 from rollcage.types.job import (
     BASE,
     NO_MODEL,
@@ -88,9 +89,11 @@ __all__ = [
     "CommandResult",
     "Endpoint",
     "FileTree",
+    "FloatColumn",
     "GroupPlace",
     "Identifier",
     "Job",
+    "JsonColumn",
     "JsonObject",
     "Limits",
     "McpServer",

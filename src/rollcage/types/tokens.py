@@ -10,6 +10,8 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from rollcage.types.columns import FloatColumn, JsonColumn, singles
+
 
 class Alternative(NamedTuple):
     """One of the engine's top candidates at a position."""
@@ -35,13 +37,13 @@ class TokenColumns(Sequence[Token]):
 
     def __init__(
         self,
-        texts: Sequence[str],
-        ids: Sequence[int | None],
-        logprobs: Sequence[float | None],
-        counts: Sequence[int],
-        top_texts: Sequence[str],
-        top_ids: Sequence[int | None],
-        top_logprobs: Sequence[float],
+        texts: JsonColumn[str],
+        ids: JsonColumn[int | None],
+        logprobs: FloatColumn,
+        counts: JsonColumn[int],
+        top_texts: JsonColumn[str],
+        top_ids: JsonColumn[int | None],
+        top_logprobs: FloatColumn,
     ) -> None:
         """`counts`: how many alternatives each token has; those of all tokens follow each other in the last three."""
         if not len(texts) == len(ids) == len(logprobs) == len(counts):
@@ -56,20 +58,20 @@ class TokenColumns(Sequence[Token]):
         """The same tokens as columns."""
         others = list(chain.from_iterable(row.top for row in rows))
         return cls(
-            [row.text for row in rows],
-            [row.id for row in rows],
-            [row.logprob for row in rows],
-            [len(row.top) for row in rows],
-            [each.text for each in others],
-            [each.id for each in others],
-            [each.logprob for each in others],
+            JsonColumn([row.text for row in rows]),
+            JsonColumn([row.id for row in rows]),
+            FloatColumn([row.logprob for row in rows]).narrowed(singles),
+            JsonColumn([len(row.top) for row in rows]),
+            JsonColumn([each.text for each in others]),
+            JsonColumn([each.id for each in others]),
+            FloatColumn([each.logprob for each in others]).narrowed(singles),
         )
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def __iter__(self) -> Iterator[Token]:
-        top = list(map(Alternative, self.top_texts, self.top_ids, self.top_logprobs))
+        top = list(map(Alternative, self.top_texts, self.top_ids, self.top_logprobs))  # type: ignore[arg-type]
         ends = accumulate(self.counts)
         for text, id_, logprob, count, end in zip(self.texts, self.ids, self.logprobs, self.counts, ends, strict=True):
             yield Token(text, id_, logprob, tuple(top[end - count : end]))
@@ -84,7 +86,8 @@ class TokenColumns(Sequence[Token]):
         at = range(len(self))[at]
         start = sum(self.counts[:at])
         end = start + self.counts[at]
-        top = map(Alternative, self.top_texts[start:end], self.top_ids[start:end], self.top_logprobs[start:end])
+        columns = self.top_texts[start:end], self.top_ids[start:end], self.top_logprobs[start:end]
+        top = map(Alternative, *columns)  # type: ignore[arg-type]
         return Token(self.texts[at], self.ids[at], self.logprobs[at], tuple(top))
 
     def __eq__(self, other: object) -> bool:
