@@ -24,9 +24,9 @@ PORTION = 48 << 10
 """Parsed at a stretch, about: a fifth of a millisecond."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class ModelCall:
-    """What is known of a model call before its answer comes."""
+    """What is known of a model call before its answer comes; in the end also what was sent, and to whom."""
 
     index: int
     request: JsonObject

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -308,7 +308,7 @@ class Exchange:
         return self._prompt.result() if good else ()
 
     async def _turn(self, pieces: list[bytes], end: AnswerEnd, prompt: tuple[int, ...]) -> Turn:
-        call = replace(self.call, request=self._sent, advice=self._engine.advice)
+        self.call.request, self.call.advice = self._sent, self._engine.advice
         answer, large = TurnBuilder(), False
         async with self._context.parsing:
             for number, portion in enumerate(portions(pieces)):
@@ -319,7 +319,7 @@ class Exchange:
                     await asyncio.to_thread(answer.feed, portion)
                 else:
                     answer.feed(portion)
-            done = functools.partial(answer.turn, call, end, prompt)
+            done = functools.partial(answer.turn, self.call, end, prompt)
             turn = await asyncio.to_thread(done) if large or answer.unread > LARGE else done()
         if self._repeats_key:
             turn = turn.model_copy(update={"trainable": False, "untrainable_reason": KEY_REPEATED})

@@ -15,6 +15,7 @@ from rollcage.gateway.usual import calm
 from rollcage.sse import EventReader, told_by
 
 DONE = b"[DONE]"
+_LAST = b"data: [DONE]\n\n"
 
 _GAP = re.compile(rb"\r?\n\r?\n|\r\r")
 _MARKS = (b'"tool_calls"', DONE)
@@ -114,8 +115,12 @@ class HeldEnd:
         if self._events is not None:
             self._keep(data)
             return b""
-        if self.idle and calm(data):
-            return data
+        if self.idle:
+            if calm(data):
+                return data
+            if (head := data.removesuffix(_LAST)) != data and (calm(head) or not head):
+                self._events, self._held, self.done = EventReader(), [_LAST], True
+                return head
         # Looked for where it may be new, and joined only when an event ends: a large one costs no more than its length.
         near = self._tail + data
         gaps = _gaps(near)

@@ -8,7 +8,6 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import replace
 
 import msgspec
 
@@ -191,7 +190,8 @@ class Lease:
                 self._admit()
                 call = self._begin(request.headers, chat, request.size, started_at)
                 if late is not None:
-                    await self._give_up(replace(call, request=chat), delivery, late, time.perf_counter() - began)
+                    call.request = chat
+                    await self._give_up(call, delivery, late, time.perf_counter() - began)
                     return
                 exchange = self._exchanges[connection] = Exchange(
                     self._context,

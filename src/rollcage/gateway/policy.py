@@ -37,10 +37,12 @@ def outgoing(body: JsonObject, *, endpoint: Endpoint, limits: Limits, engine: En
         merged = isinstance(value, dict) and isinstance(sent.get(name), dict)
         sent[name] = {**sent[name], **value} if merged else value
     _cap(sent, _ceiling(limits, spent), engine.cap_field if chat else "max_tokens")
-    if engine.unstreams(_wanted(sent, chat, 0)):
+    wanted = _wanted(sent, chat, sampling.top_logprobs)
+    if engine.unstreams(wanted):
         sent["stream"] = False
         sent.pop("stream_options", None)
-    _ask(sent, engine, chat, sampling.top_logprobs)
+        wanted = wanted._replace(stream=False)
+    _ask(sent, engine.asks(wanted))
     if sent.get("include_reasoning") is False and engine.hides_with_reasoning:
         del sent["include_reasoning"]  # what the agent does not want is taken out on its way back
     return sent
@@ -109,8 +111,8 @@ def _cap(sent: JsonObject, ceiling: int, name: str) -> None:
         sent[each] = min(asked, ceiling) if plain and asked is not None else ceiling
 
 
-def _ask(sent: JsonObject, engine: Engine, chat: bool, alternatives: int) -> None:
-    for name, value in engine.asks(_wanted(sent, chat, alternatives)).items():
+def _ask(sent: JsonObject, asked: JsonObject) -> None:
+    for name, value in asked.items():
         before = sent.get(name)
         if isinstance(value, dict):
             sent[name] = _dict(sent, name) | value

@@ -10,7 +10,7 @@ import zstandard
 from rollcage.errors import StoreError
 from rollcage.events import Event, TurnEnded
 from rollcage.json_safe import json_safe
-from rollcage.store.packing import ROWS, Blob, Columns, Ids, Nested, pack
+from rollcage.store.packing import ROWS, Blob, Columns, Ids, LongTexts, Nested, blob_of, pack
 from rollcage.types import Token, TokenColumns, Turn
 
 LEVEL = 1
@@ -42,23 +42,25 @@ class EventPacker:
     def pack(self, event: TurnEnded) -> Packed:
         """The event, to be sent to who has the log."""
         body, blobs = packed_body(event)
-        fresh = {
-            digest: (int(blob.codec), self._compressor.compress(blob.raw))
-            for digest, blob in blobs.items()
-            if digest not in self._brought
-        }
+        fresh = compressed(self._compressor, {name: each for name, each in blobs.items() if name not in self._brought})
         self._brought.update(fresh)
         return Packed(TurnEnded.model_construct(turn=_sketch(event.turn)), len(event.turn.tokens), body, fresh)
 
 
-def packed_body(event: Event) -> tuple[bytes, dict[bytes, Blob]]:
+def compressed(compressor: zstandard.ZstdCompressor, blobs: dict[bytes, Blob | str]) -> dict[bytes, tuple[int, bytes]]:
+    """Content as the file has it."""
+    found = {digest: blob_of(content) for digest, content in blobs.items()}
+    return {digest: (int(blob.codec), compressor.compress(blob.raw)) for digest, blob in found.items()}
+
+
+def packed_body(event: Event, texts: LongTexts | None = None) -> tuple[bytes, dict[bytes, Blob | str]]:
     """The body of an event, and the content that it needs by name; StoreError where nothing can carry it."""
     try:
-        return pack(_plain(event))
+        return pack(_plain(event), texts)
     except (ValueError, TypeError, RecursionError):
         # Models and agents can write what no JSON tool will carry; it must not cost them the rollout.
         try:
-            return pack(json_safe(event))
+            return pack(json_safe(event), texts)
         except (ValueError, TypeError, RecursionError) as error:
             said = " ".join(str(error).split())[:300]
             raise StoreError(f"cannot log `{event.kind}`: {said}") from error

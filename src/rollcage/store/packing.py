@@ -89,6 +89,11 @@ class Nested(NamedTuple):
     items: Columns
 
 
+def blob_of(content: Blob | str) -> Blob:
+    """What `pack` gave, encoded."""
+    return Blob(Codec.JSON, _text(content)) if isinstance(content, str) else content
+
+
 Fetch = Callable[[Sequence[bytes]], Mapping[bytes, Blob]]
 """Gets blobs by their names, many at a time."""
 
@@ -129,9 +134,12 @@ def loads(raw: bytes) -> Any:
         return json.loads(raw)
 
 
-def pack(value: Mapping[str, Any]) -> tuple[bytes, dict[bytes, Blob]]:
-    """The body of an object, and the blobs it needs by their names. The body names at least the object's own keys."""
-    packer = _Packer()
+def pack(value: Mapping[str, Any], texts: LongTexts | None = None) -> tuple[bytes, dict[bytes, Blob | str]]:
+    """The body of an object, and the blobs it needs by their names. The body names at least the object's own keys.
+
+    A text among the blobs is one that was here before, not yet encoded: nearly always it is stored already.
+    """
+    packer = _Packer(texts or LongTexts(0))
     body = dumps({key: packer.pack(item) for key, item in value.items()})
     return body, packer.blobs
 
@@ -156,15 +164,53 @@ def _text(value: str) -> bytes:
 _Encode = Callable[[Any], bytes]
 
 
+class LongTexts:
+    """The names of long texts that were packed lately: comparing two is much quicker than hashing one."""
+
+    def __init__(self, size: int = 2 << 20) -> None:
+        """`size`: characters of them that are remembered."""
+        self._left = size
+        self._known: dict[tuple[int, str, str], tuple[str, bytes]] = {}
+
+    def digest_of(self, text: str) -> bytes | None:
+        """Its name, where it is known."""
+        known = self._known.get(_look(text))
+        return known[1] if known is not None and known[0] == text else None
+
+    def remember(self, text: str, digest: bytes) -> None:
+        """This is its name. Of two that look alike the first is remembered; the oldest are forgotten."""
+        if len(text) > SLICE or _look(text) in self._known:
+            return
+        self._known[_look(text)] = (text, digest)
+        self._left -= len(text)
+        while self._left < 0:
+            self._left += len(self._known.pop(next(iter(self._known)))[0])
+
+
+def _look(text: str) -> tuple[int, str, str]:
+    return len(text), text[:32], text[-64:]
+
+
 class _Packer:
     """Packs one value, collecting its blobs."""
 
-    def __init__(self) -> None:
-        self.blobs: dict[bytes, Blob] = {}
+    def __init__(self, texts: LongTexts) -> None:
+        self.blobs: dict[bytes, Blob | str] = {}
+        self._texts = texts
+
+    def _long(self, value: str) -> dict[str, str]:
+        """A long text. Conversations repeat theirs turn by turn: one that was here before is known by its look."""
+        digest = self._texts.digest_of(value)
+        if digest is None:
+            blob = Blob(Codec.JSON, _text(value))
+            self._texts.remember(value, blob.digest)
+            return self._ref(blob)
+        self.blobs[digest] = value
+        return {"$blob": _name(digest)}
 
     def pack(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._ref(Blob(Codec.JSON, _text(value))) if len(value) > LIMIT else value
+            return self._long(value) if len(value) > LIMIT else value
         if isinstance(value, dict):
             return self._pack_dict(value)
         if isinstance(value, Ids):
@@ -176,7 +222,10 @@ class _Packer:
         return value
 
     def _pack_dict(self, value: dict[str, Any]) -> Any:
-        packed = {key: item if type(item) in _SIMPLE else self.pack(item) for key, item in value.items()}
+        packed = {
+            key: item if (kind := type(item)) in _SIMPLE or (kind is str and len(item) <= LIMIT) else self.pack(item)
+            for key, item in value.items()
+        }
         if len(packed) == 1 and not MARKS.isdisjoint(packed):
             packed = {"$plain": packed}
         return self._shrink(packed)

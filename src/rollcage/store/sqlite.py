@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from rollcage.errors import LogDamaged, RollcageError, StoreError, UnknownRollout
 from rollcage.events import EVENT, Entry, Event, Queued, TurnEnded
-from rollcage.store.packed import LEVEL, Packed, packed_body
-from rollcage.store.packing import Blob, Codec, Damaged, unpack
+from rollcage.store.packed import LEVEL, Packed, compressed, packed_body
+from rollcage.store.packing import Blob, Codec, Damaged, LongTexts, unpack
 from rollcage.store.summaries import check_claims, summarise
 from rollcage.store.upcast import VERSION, upcast
 
@@ -330,21 +330,18 @@ class Inserter:
         self._last: dict[str, tuple[int, str]] = {}
         """Number and kind of the last entry of rollouts that this connection has added to, while nobody else writes."""
         self._compressor = zstandard.ZstdCompressor(level=LEVEL)
+        self._texts = LongTexts()
 
     def prepared(self, rollout_id: str, given: Event | Packed, when: float) -> Prepared:
         """Pack an event, unless it comes so, and compress what the file does not have yet. Needs no lock."""
         if isinstance(given, Packed):
             fresh = {digest: content for digest, content in given.blobs.items() if digest not in self._known}
             return Prepared(rollout_id, when, given, given._replace(blobs=fresh))
-        body, blobs = packed_body(given)
+        body, blobs = packed_body(given, self._texts)
         unknown = [digest for digest in blobs if digest not in self._known]
         stored = set(_select(self.connection, "SELECT digest, 0, 0 FROM blobs WHERE digest", unknown))
         self._remember(stored)
-        fresh = {
-            digest: (int(blobs[digest].codec), self._compressor.compress(blobs[digest].raw))
-            for digest in unknown
-            if digest not in stored
-        }
+        fresh = compressed(self._compressor, {digest: blobs[digest] for digest in unknown if digest not in stored})
         sampled = len(given.turn.tokens) if isinstance(given, TurnEnded) else 0
         return Prepared(rollout_id, when, given, Packed(given, sampled, body, fresh))
 

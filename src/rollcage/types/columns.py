@@ -112,7 +112,7 @@ class FloatColumn(_Column[float | None]):
 
     def narrowed(self, singles: Callable[[bytearray], bytes | None]) -> FloatColumn:
         """The same numbers in half the space, where `singles` can have them so."""
-        raw = singles(self.raw)
+        raw = singles(self.raw) if self.raw else None
         if raw is None:
             return self
         column = FloatColumn()

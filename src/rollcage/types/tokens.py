@@ -48,7 +48,7 @@ class TokenColumns(Sequence[Token]):
         """`counts`: how many alternatives each token has; those of all tokens follow each other in the last three."""
         if not len(texts) == len(ids) == len(logprobs) == len(counts):
             raise ValueError("the columns of tokens differ in length")
-        if not sum(counts) == len(top_texts) == len(top_ids) == len(top_logprobs):
+        if not len(top_texts) == len(top_ids) == len(top_logprobs):
             raise ValueError("the columns of alternatives differ in length")
         self.texts, self.ids, self.logprobs, self.counts = texts, ids, logprobs, counts
         self.top_texts, self.top_ids, self.top_logprobs = top_texts, top_ids, top_logprobs

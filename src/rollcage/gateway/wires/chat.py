@@ -221,7 +221,8 @@ def _countless(events: bytes) -> bytes:
     gap = b"\r\n\r\n" if b"\r\n\r\n" in events else b"\n\n"
     kept: list[bytes] = []
     start = end = 0
-    while (at := min(filter(lambda at: at >= 0, (events.find(mark, end) for mark in _COUNTING)), default=-1)) >= 0:
+    while found := [at for mark in _COUNTING if (at := events.find(mark, end)) >= 0]:
+        at = min(found)
         before, after = events.rfind(gap, end, at), events.find(gap, at)
         begin = before + len(gap) if before >= 0 else end
         end = after + len(gap) if after >= 0 else len(events)
@@ -232,7 +233,7 @@ def _countless(events: bytes) -> bytes:
 
 
 def _may_count(data: bytes) -> bool:
-    return any(mark in data for mark in _COUNTING)
+    return _COUNTING[0] in data or _COUNTING[1] in data
 
 
 def _only_counts(event: bytes) -> bool:
