@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from rollcage.gateway import Delta, Gateway
+from rollcage.gateway.capture import PORTION
 from rollcage.gateway.retries import Attempt, Attempts
 from rollcage.simulators import ScriptedCall, ScriptedModel, ScriptedTurn
 from rollcage.types import Limits, Turn
@@ -53,6 +54,48 @@ async def test_a_watcher_sees_words_before_the_turn_is_over_and_the_end_of_it() 
         assert (second.content, second.tokens, second.ended) == ("lo", 2, False)
         assert (await anext(watching)).ended
         assert (await asking).body == b"".join(events)
+
+
+async def test_of_a_long_answer_every_watcher_hears_each_word_once_though_most_of_it_is_read_already() -> None:
+    may_go, may_end = asyncio.Event(), asyncio.Event()
+    words = [f"w{n} " for n in range(2000)]
+    events = whole(*words)
+    assert len(b"".join(events)) > 3 * PORTION
+
+    async def answer(_: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(head(Transfer_Encoding="chunked") + b"".join(map(chunked, events[:50])))
+        await may_go.wait()
+        for at in range(50, 1500, 100):
+            writer.write(b"".join(map(chunked, events[at : min(at + 100, 1500)])))
+            await writer.drain()
+        await may_end.wait()
+        writer.write(b"".join(map(chunked, events[1500:])) + b"0\r\n\r\n")
+
+    async def heard(watching: AsyncIterator[Delta], first: asyncio.Event) -> tuple[str, int]:
+        said, tokens = "", 0
+        async for delta in watching:
+            said, tokens = said + delta.content, max(tokens, delta.tokens)
+            if words[1400] in said:
+                first.set()
+            if delta.ended:
+                break
+        return said, tokens
+
+    async with hand_made(answer) as model, rig(model.endpoint()) as gate:
+        asking = asyncio.ensure_future(gate.ask())
+        await model.arrived.wait()
+        early, late = asyncio.Event(), asyncio.Event()
+        one = asyncio.ensure_future(heard(gate.lease.watch(), early))
+        may_go.set()
+        await early.wait()
+        [call] = gate.lease._exchanges.values()
+        assert len(b"".join(call.pieces)) < 2 * PORTION and call.spoken.tokens > 500
+        other = asyncio.ensure_future(heard(gate.lease.watch(), late))
+        await late.wait()
+        may_end.set()
+        assert await one == await other == ("".join(words), len(words))
+        assert (await asking).body == b"".join(events)
+        assert gate.recorded[0].message["content"] == "".join(words) and len(gate.recorded[0].tokens) == len(words)
 
 
 async def test_a_watcher_finds_a_rollout_by_name_and_is_done_when_its_lease_is() -> None:

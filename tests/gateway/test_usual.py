@@ -150,6 +150,15 @@ def test_blank_lines_too_many_are_read_to_their_end(more: bytes, monkeypatch: py
     same_turn(b'data: {"choices":[]}\n\n' + more + b"data: [DONE]\n\n" + more, monkeypatch)
 
 
+@pytest.mark.parametrize("take", [take_usual, python_take_usual])
+def test_a_line_that_ends_within_its_json_is_no_event_of_the_usual_shape(take: usual.TakeUsual) -> None:
+    entry = {"token": " the", "logprob": -0.25}
+    choice = {"index": 0, "delta": {"content": " the"}, "logprobs": {"content": [entry]}, "token_ids": [42]}
+    whole = event({"choices": [choice]}, {"separators": (",", ":")})
+    assert read(take, whole)[0] == len(whole)
+    assert read(take, whole.replace(b',"logprobs"', b',\n"logprobs"'))[0] == 0
+
+
 @compiled
 def test_the_streams_of_a_real_engine_are_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     for path in sorted(GOLDEN.glob("*.sse")):

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import support.steady  # noqa: F401
-from rollcage.store.packing import MARKS, Blob, Codec, Damaged, pack, unpack
+from rollcage.store.packing import MARKS, Blob, Codec, Damaged, LongTexts, blob_of, pack, pack_beside, unpack
 
 keys = st.text(max_size=8) | st.sampled_from(sorted(MARKS))
 words = st.text(max_size=8) | st.sampled_from(sorted(MARKS)) | st.text(alphabet='a\ud83d\U0001f600\x00"\\', min_size=1)
@@ -136,3 +136,17 @@ def test_a_missing_blob_is_named() -> None:
     body, _ = pack({"text": "long " * 500})
     with pytest.raises(Damaged, match="is missing"):
         next(unpack([body], lambda digests: {}))
+
+
+def test_a_long_text_that_was_here_before_is_named_without_a_hash_and_never_mistaken_for_another() -> None:
+    texts = LongTexts(5000)
+    one, other = "a" * 2000, "a" * 1000 + "b" + "a" * 999
+    body, found = pack_beside(texts, {"text": one})
+    again, same = pack_beside(texts, {"text": one})
+    assert again == body and list(same.values()) == [one]
+    assert {name: blob_of(content) for name, content in same.items()} == found
+    assert all(isinstance(content, Blob) for content in pack_beside(texts, {"text": other})[1].values())
+    assert pack_beside(texts, {"text": other}) == (*pack({"text": other}),)
+    for letter in "xyz":
+        pack_beside(texts, {"text": letter * 2000})
+    assert texts.digest_of(one) is None and texts.digest_of("z" * 2000) is not None

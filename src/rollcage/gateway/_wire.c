@@ -17,6 +17,8 @@
 
 typedef struct { const char *at, *end; int escaped; } Text;
 typedef struct { const char *at, *end; } Reader;
+typedef struct { const char *at; size_t size; } Name;
+#define NAME(w) {w, sizeof(w) - 1}
 typedef struct {
   Text token, content, delta, id;
   double logprob;
@@ -201,7 +203,7 @@ static int skip(Reader *r, int depth, int again) {
 typedef int (*Take)(Reader *r, Event *e, int which);
 static int take_delta(Reader *r, Event *e, int which);
 
-static int members(Reader *r, Event *e, const char *const *names, Take take, unsigned *seen) {
+static int members(Reader *r, Event *e, const Name *names, Take take, unsigned *seen) {
   *seen = 0;
   if (!byte(r, '{')) return 0;
   space(r);
@@ -214,11 +216,11 @@ static int members(Reader *r, Event *e, const char *const *names, Take take, uns
     size_t n = (size_t)(name.end - name.at);
     for (size_t i = 0; i < n; i++)
       if ((unsigned char)name.at[i] >= 0x80) return 0;
-    while (names[which] && (strlen(names[which]) != n || memcmp(names[which], name.at, n))) which++;
+    while (names[which].at && (names[which].size != n || memcmp(names[which].at, name.at, n))) which++;
     space(r);
     if (!byte(r, ':')) return 0;
     space(r);
-    if (names[which]) {
+    if (names[which].at) {
       if (*seen & 1u << which) return 0;
       *seen |= 1u << which;
       if (!take(r, e, which)) return 0;
@@ -230,13 +232,13 @@ static int members(Reader *r, Event *e, const char *const *names, Take take, uns
 
 /* In all lists the members that must be null, where they come at all, stand at the end. */
 
-static const char *const TOP[] = {"token", "logprob", "id", NULL};
+static const Name TOP[] = {NAME("token"), NAME("logprob"), NAME("id"), {NULL, 0}};
 static int take_top(Reader *r, Event *e, int which) {
   if (which == 0) return text(r, &e->top_token[e->tops]);
   return which == 1 ? real(r, &e->top_logprob[e->tops]) : WORD(r, "null");
 }
 
-static const char *const ENTRY[] = {"token", "logprob", "top_logprobs", "id", NULL};
+static const Name ENTRY[] = {NAME("token"), NAME("logprob"), NAME("top_logprobs"), NAME("id"), {NULL, 0}};
 static int take_entry(Reader *r, Event *e, int which) {
   unsigned seen;
   if (which == 0) return text(r, &e->token);
@@ -255,7 +257,7 @@ static int take_entry(Reader *r, Event *e, int which) {
   return byte(r, ']');
 }
 
-static const char *const LOGPROBS[] = {"content", "tokens", "token_logprobs", "top_logprobs", NULL};
+static const Name LOGPROBS[] = {NAME("content"), NAME("tokens"), NAME("token_logprobs"), NAME("top_logprobs"), {NULL, 0}};
 static int take_logprobs(Reader *r, Event *e, int which) {
   unsigned seen;
   if (which) return WORD(r, "null");
@@ -266,7 +268,7 @@ static int take_logprobs(Reader *r, Event *e, int which) {
   return byte(r, ']');
 }
 
-static const char *const DELTA[] = {"content", NULL};
+static const Name DELTA[] = {NAME("content"), {NULL, 0}};
 static int take_delta(Reader *r, Event *e, int which) {
   (void)which;
   if (WORD(r, "null")) return 1;
@@ -289,8 +291,8 @@ static int says_nothing(Reader *from, const char *end) {
   }
 }
 
-static const char *const CHOICE[] = {"index", "delta", "logprobs", "token_ids", "finish_reason", "text", "message",
-                                     "response_token_ids", "prompt_token_ids", NULL};
+static const Name CHOICE[] = {NAME("index"), NAME("delta"), NAME("logprobs"), NAME("token_ids"), NAME("finish_reason"), NAME("text"), NAME("message"),
+                                     NAME("response_token_ids"), NAME("prompt_token_ids"), {NULL, 0}};
 static int take_choice(Reader *r, Event *e, int which) {
   unsigned seen;
   Text zero;
@@ -313,7 +315,7 @@ static int take_choice(Reader *r, Event *e, int which) {
   }
 }
 
-static const char *const CHUNK[] = {"choices", "usage", "error", "prompt_token_ids", "sglext", "__verbose", NULL};
+static const Name CHUNK[] = {NAME("choices"), NAME("usage"), NAME("error"), NAME("prompt_token_ids"), NAME("sglext"), NAME("__verbose"), {NULL, 0}};
 static int take_chunk(Reader *r, Event *e, int which) {
   unsigned seen;
   if (which) return WORD(r, "null");
@@ -335,6 +337,7 @@ static int event(Reader *r, Event *e) {
 typedef struct { char *at; size_t size, room; } Buffer;
 
 static int add(Buffer *b, const void *from, size_t n) {
+  if (!n) return 1;
   if (b->size + n > b->room) {
     size_t room = 2 * (b->size + n) + 1024;
     char *at = realloc(b->at, room);

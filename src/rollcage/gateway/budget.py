@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping
 
 from rollcage.json_safe import json_safe
-from rollcage.store.packing import blob_of, dumps, pack
+from rollcage.store.packing import dumps, pack
 from rollcage.types import JsonObject, Turn
 
 BROKEN_BYTES = 64 << 20
@@ -66,7 +66,7 @@ def _costs(request: JsonObject) -> dict[bytes, int]:
         _, blobs = pack({"request": request})
     except (ValueError, TypeError, RecursionError):
         _, blobs = pack({"request": json_safe(request)})
-    return {digest: max(len(blob_of(content).raw), PIECE_BYTES) for digest, content in blobs.items()}
+    return {digest: max(len(blob.raw), PIECE_BYTES) for digest, blob in blobs.items()}
 
 
 def _stub(request: JsonObject) -> JsonObject:

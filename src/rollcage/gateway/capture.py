@@ -7,7 +7,9 @@ not trainable. Events of the usual shape are taken many at a time (`usual`), all
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -85,6 +87,15 @@ def _portions(body: bytes) -> Iterator[bytes]:
         start = end
 
 
+class Spoken(NamedTuple):
+    """What an answer has said so far."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: str = ""
+    tokens: int = 0
+
+
 class TurnBuilder:
     """An answer in the making: feed it portions of any size, ask for the turn at the end."""
 
@@ -95,7 +106,7 @@ class TurnBuilder:
         self._events = EventReader()
         self._message = MessageDraft()
         self._tokens = TokenDraft()
-        self._prompt_ids: list[int] = []
+        self._prompt_ids: Sequence[int] = ()
         self._output_ids: list[int] | None = None
         self._all_ids: list[int] | None = None
         self._usage: JsonObject = {}
@@ -115,6 +126,12 @@ class TurnBuilder:
     def unread(self) -> int:
         """Bytes that `turn` is left to read."""
         return self.half + sum(map(len, self._json))
+
+    def rest(self) -> Spoken:
+        """What was said in all that was fed; until more is, this takes little memory."""
+        with suppress(OverflowError):
+            self._prompt_ids = array("i", self._prompt_ids)
+        return Spoken(*self._message.spoken(), len(self._tokens))
 
     def feed(self, data: bytes) -> None:
         """Take in a portion."""
@@ -148,7 +165,7 @@ class TurnBuilder:
         if self._all_ids is not None and len(self._all_ids) != len(self._tokens):
             self._misfit = self._tokens.fill_gaps(self._all_ids) or self._misfit
         if prompt_ids and not self._prompt_ids and self._usage.get("prompt_tokens") == len(prompt_ids):
-            self._prompt_ids = list(prompt_ids)
+            self._prompt_ids = prompt_ids
         error = self._verdict(end, raw)
         reason = self._untrainable(call, error)
         fields = {

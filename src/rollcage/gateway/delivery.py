@@ -53,6 +53,8 @@ class Delivery:
         self._filter: StreamFilter | None = None
         self._end = HeldEnd()
         """Keeps back the end of a stream that is passed on."""
+        self._clear = True
+        """Whether nothing of it has begun and waits for its rest."""
         self._watch = ActionWatch()
         self._held: list[bytes] | None = None
         """The end of a stream that is told, kept back; None where nothing is yet."""
@@ -163,7 +165,7 @@ class Delivery:
         was_holding = self._end.holding
         if data := self._end.feed(data):
             self._connection.send(data)
-        if self._end.holding:
+        if self._end.holding and self._source is not None and not self._source.complete:
             if not was_holding:
                 self._ping_later()
             if self._end.done:
@@ -171,12 +173,13 @@ class Delivery:
 
     def _sift(self, data: bytes) -> None:
         """The path whose speed counts: nearly every piece is whole events that nobody acts on."""
-        if calm(data) and self._end.idle and (self._filter is None or self._filter.idle):
+        if self._clear and calm(data):
             self._connection.send(data)
             return
         if self._filter is not None:
             data = self._filter.feed(data)
         self._pass_on(data)
+        self._clear = self._end.idle and (self._filter is None or self._filter.idle)
 
     def _tell(self, data: bytes) -> None:
         """In the agent's own words. Translations close no tool call before `finish`; chat must be kept back."""

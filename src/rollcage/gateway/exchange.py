@@ -1,7 +1,7 @@
 """One model call: the agent's request goes up, the answer comes down piece by piece, and a copy of it becomes a turn.
 
-Nothing is parsed while the answer flows, unless the agent speaks another language than the engine. Its last byte is
-kept back until whoever keeps the turns has kept this one.
+Nothing is parsed on the way of a piece, unless the agent speaks another language than the engine; what has left is read
+in portions. The last byte is kept back until whoever keeps the turns has kept this one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from rollcage.gateway.bodies import Body
-from rollcage.gateway.capture import AnswerEnd, ModelCall, TurnBuilder, portions
+from rollcage.gateway.capture import AnswerEnd, ModelCall, Spoken, TurnBuilder, portions
 from rollcage.gateway.delivery import Delivery
 from rollcage.gateway.engines import Engine, KnownEngines
 from rollcage.gateway.exact import ExactPrompts
@@ -32,6 +32,9 @@ SHORTEST_SECRET = 8
 """Shorter keys ("none", "x") are no secrets, and would be found everywhere."""
 
 HIDDEN = b"[key]"
+
+READ_AT = 24 << 10
+"""When so much of a stream has come, it is read: about thirty tokens with their alternatives."""
 
 _REFUSALS = (400, 422)
 
@@ -71,7 +74,10 @@ class Exchange:
         self.call = call
         """What was known of it when it began."""
         self.pieces: list[bytes] = []
-        """What the engine has answered so far."""
+        """What the engine has answered so far, but for what was read already."""
+        self.spoken = Spoken()
+        """What was said in what was read already."""
+        self._builder, self._unread = TurnBuilder(), 0
         self.settled = False
         """Whether no more will come."""
         self.left = False
@@ -250,9 +256,23 @@ class Exchange:
             if self._first_token_s is None:
                 self._note_first(data)
             deliver(data)
+            self._unread += len(data)
+            if self._unread > READ_AT:
+                self._read_on()
 
         self._deliver = deliver
         return pass_on
+
+    def _read_on(self) -> None:
+        """Read the events that have come: as columns they take a sixth. What is large is read when all is there."""
+        if self._unread > 2 * LARGE:
+            return
+        data = b"".join(self.pieces)
+        end = data.rfind(b"\n\n") + 2
+        if end > READ_AT // 2:
+            self._builder.feed(data[:end])
+            self.pieces, self._unread = [data[end:]] if end < len(data) else [], len(data) - end
+            self.spoken = self._builder.rest()
 
     def _hide_key(self, data: bytes) -> bytes:
         """A piece of a stream without the key. An end that may be the key's beginning waits for the next piece."""
@@ -309,7 +329,7 @@ class Exchange:
 
     async def _turn(self, pieces: list[bytes], end: AnswerEnd, prompt: tuple[int, ...]) -> Turn:
         self.call.request, self.call.advice = self._sent, self._engine.advice
-        answer, large = TurnBuilder(), False
+        answer, large = self._builder, False
         async with self._context.parsing:
             for number, portion in enumerate(portions(pieces)):
                 if number:

@@ -145,6 +145,11 @@ class ModelConnection(asyncio.Protocol):
         self._transport.abort()
 
     @property
+    def complete(self) -> bool:
+        """Whether the whole answer has come."""
+        return self._complete
+
+    @property
     def closing(self) -> bool:
         """Whether it is on its way out."""
         return self._transport.is_closing()

@@ -1,7 +1,7 @@
 """Follow what models say while they say it.
 
-Whoever watches looks at the copies that the calls keep anyway, some times a second, and reads what is new. The calls
-know nothing of it: an unwatched one costs nothing, and a slow watcher only sees things later, or not at all.
+Whoever watches looks at what the calls keep anyway, some times a second, and reads what is new. The calls know nothing
+of it: an unwatched one costs nothing, and a slow watcher only sees things later, or not at all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Protocol
 
-from rollcage.gateway.capture import ModelCall
+from rollcage.gateway.capture import ModelCall, Spoken
 from rollcage.gateway.shapes import Choice, chunk_of
 from rollcage.sse import EventReader
 from rollcage.types import Purpose, Value
@@ -54,7 +54,11 @@ class RunningCall(Protocol):
 
     @property
     def pieces(self) -> list[bytes]:
-        """What came so far."""
+        """What came so far and is not in `spoken`; another list once some of it is, or the engine was asked again."""
+
+    @property
+    def spoken(self) -> Spoken:
+        """What was said before these pieces."""
 
 
 async def deltas(running: Callable[[], Iterable[RunningCall]], over: Callable[[], bool]) -> AsyncIterator[Delta]:
@@ -81,26 +85,36 @@ class _CallReader:
 
     def __init__(self, call: RunningCall) -> None:
         self._call = call
-        self._pieces = call.pieces
+        self._pieces: list[bytes] | None = None
         self._at = self._tokens = 0
+        self._told = (0, 0, 0)
+        """Characters of content, reasoning and calls."""
         self._events = EventReader()
 
     def read(self) -> Delta | None:
         """What is new; None where nothing is."""
-        if self._call.pieces is not self._pieces:  # the engine was asked again, in other words
+        missed = ("", "", "")
+        if self._call.pieces is not self._pieces:
             self._pieces, self._at, self._events = self._call.pieces, 0, EventReader()
-        fresh = self._fresh()
-        if not fresh:
+            before = self._call.spoken
+            self._tokens = before.tokens
+            content, reasoning, calls = self._told
+            missed = before.content[content:], before.reasoning[reasoning:], before.calls[calls:]
+        fresh = self._fresh(self._pieces)
+        if not fresh and not any(missed):
             return None
         choices = [choice for data in fresh for choice in self._choices(data)]
         words = [choice.delta or choice.message for choice in choices]
         said = [each for each in words if each is not None]
         functions = [call.function for each in said for call in each.tool_calls or () if call.function]
-        return self.delta(
-            content="".join([*((each.content or "") for each in said), *((c.text or "") for c in choices)]),
-            reasoning="".join(each.thought for each in said),
-            calls="".join((f"{f.name} " if f.name else "") + (f.arguments or "") for f in functions),
+        news = (
+            "".join([missed[0], *((each.content or "") for each in said), *((c.text or "") for c in choices)]),
+            missed[1] + "".join(each.thought for each in said),
+            missed[2] + "".join((f"{f.name} " if f.name else "") + (f.arguments or "") for f in functions),
         )
+        content, reasoning, calls = self._told
+        self._told = (content + len(news[0]), reasoning + len(news[1]), calls + len(news[2]))
+        return self.delta(content=news[0], reasoning=news[1], calls=news[2])
 
     def delta(self, **said: object) -> Delta:
         """A delta of this call."""
@@ -108,8 +122,7 @@ class _CallReader:
         fields = {"turn": call.index, "tokens": self._tokens, "purpose": call.purpose, "session": call.session}
         return Delta.model_validate({**fields, **said})
 
-    def _fresh(self) -> list[bytes]:
-        pieces = self._pieces
+    def _fresh(self, pieces: list[bytes]) -> list[bytes]:
         if pieces and pieces[0][:1] == b"{":  # an answer that comes whole says nothing before its end
             if not self._call.settled or self._at:
                 return []

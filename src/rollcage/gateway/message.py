@@ -56,6 +56,11 @@ class MessageDraft:
         """Append to the content (text completions)."""
         self._content.append(text)
 
+    def spoken(self) -> tuple[str, str, str]:
+        """Content, reasoning, and the names and arguments of calls, so far."""
+        calls = [f"{call.name} {call.arguments}" if call.name else call.arguments for call in self.calls]
+        return "".join(self._content), "".join(self._reasoning), "".join(calls)
+
     def value(self) -> JsonObject:
         """The message as it stands, in OpenAI's shape; reasoning is `reasoning_content` whatever its engine's name."""
         message: JsonObject = {"role": "assistant", "content": "".join(self._content)}

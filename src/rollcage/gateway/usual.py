@@ -24,8 +24,9 @@ def python_take_usual(data: bytes, start: int, tokens: TokenDraft, pieces: list[
     entries: list[TokenEntry] = []
     ids: list[int] = []
     while start < len(data):
-        end = data.find(b"\n\n", start)
-        chunk = chunk_in(data[start + 6 : end]) if data.startswith(b"data: ", start) else None
+        end = data.find(b"\n", start)
+        whole = data.startswith(b"data: ", start) and data.startswith(b"\n\n", end)
+        chunk = chunk_in(data[start + 6 : end]) if whole and end >= 0 else None
         entry = None if chunk is None else _usual(chunk)
         if chunk is None or entry is None:
             break

@@ -10,7 +10,7 @@ import zstandard
 from rollcage.errors import StoreError
 from rollcage.events import Event, TurnEnded
 from rollcage.json_safe import json_safe
-from rollcage.store.packing import ROWS, Blob, Columns, Ids, LongTexts, Nested, blob_of, pack
+from rollcage.store.packing import ROWS, Blob, Columns, Ids, LongTexts, Nested, Whole, blob_of, pack_beside
 from rollcage.types import Token, TokenColumns, Turn
 
 LEVEL = 1
@@ -56,11 +56,11 @@ def compressed(compressor: zstandard.ZstdCompressor, blobs: dict[bytes, Blob | s
 def packed_body(event: Event, texts: LongTexts | None = None) -> tuple[bytes, dict[bytes, Blob | str]]:
     """The body of an event, and the content that it needs by name; StoreError where nothing can carry it."""
     try:
-        return pack(_plain(event), texts)
+        return pack_beside(texts or LongTexts(0), _plain(event))
     except (ValueError, TypeError, RecursionError):
         # Models and agents can write what no JSON tool will carry; it must not cost them the rollout.
         try:
-            return pack(json_safe(event), texts)
+            return pack_beside(texts or LongTexts(0), json_safe(event))
         except (ValueError, TypeError, RecursionError) as error:
             said = " ".join(str(error).split())[:300]
             raise StoreError(f"cannot log `{event.kind}`: {said}") from error
@@ -85,8 +85,10 @@ def _plain(event: Event) -> dict[str, Any]:
     return {"kind": event.kind, "turn": own}
 
 
-def _columns(tokens: Sequence[Token]) -> Sequence[Token] | Columns:
-    if not isinstance(tokens, TokenColumns) or len(tokens) < ROWS:
-        return tuple(tokens)
+def _columns(tokens: Sequence[Token]) -> Sequence[Token] | Whole | Columns:
+    if not isinstance(tokens, TokenColumns):
+        return tokens
+    if len(tokens) < ROWS:
+        return Whole(list(tokens))
     top = Columns((tokens.top_texts, tokens.top_ids, tokens.top_logprobs))
     return Columns((tokens.texts, tokens.ids, tokens.logprobs, Nested(tokens.counts, top)))

@@ -76,6 +76,12 @@ class Ids(NamedTuple):
     items: Sequence[int]
 
 
+class Whole(NamedTuple):
+    """What is not worth a look at its parts."""
+
+    value: Any
+
+
 class Columns(NamedTuple):
     """A list of rows, given column by column; each column is a `JsonColumn`, a `FloatColumn`, or `Nested`."""
 
@@ -87,11 +93,6 @@ class Nested(NamedTuple):
 
     lengths: JsonColumn[int]
     items: Columns
-
-
-def blob_of(content: Blob | str) -> Blob:
-    """What `pack` gave, encoded."""
-    return Blob(Codec.JSON, _text(content)) if isinstance(content, str) else content
 
 
 Fetch = Callable[[Sequence[bytes]], Mapping[bytes, Blob]]
@@ -134,14 +135,22 @@ def loads(raw: bytes) -> Any:
         return json.loads(raw)
 
 
-def pack(value: Mapping[str, Any], texts: LongTexts | None = None) -> tuple[bytes, dict[bytes, Blob | str]]:
-    """The body of an object, and the blobs it needs by their names. The body names at least the object's own keys.
+def pack(value: Mapping[str, Any]) -> tuple[bytes, dict[bytes, Blob]]:
+    """The body of an object, and the blobs it needs by their names. The body names at least the object's own keys."""
+    body, found = pack_beside(LongTexts(0), value)
+    return body, {digest: blob_of(content) for digest, content in found.items()}
 
-    A text among the blobs is one that was here before, not yet encoded: nearly always it is stored already.
-    """
-    packer = _Packer(texts or LongTexts(0))
+
+def pack_beside(texts: LongTexts, value: Mapping[str, Any]) -> tuple[bytes, dict[bytes, Blob | str]]:
+    """The same; a long text that is among these comes as it is: nearly always it is stored already."""
+    packer = _Packer(texts)
     body = dumps({key: packer.pack(item) for key, item in value.items()})
     return body, packer.blobs
+
+
+def blob_of(content: Blob | str) -> Blob:
+    """What `pack_beside` gave, encoded."""
+    return Blob(Codec.JSON, _text(content)) if isinstance(content, str) else content
 
 
 def unpack(bodies: Iterable[bytes], fetch: Fetch) -> Iterator[dict[str, Any]]:
@@ -217,6 +226,8 @@ class _Packer:
             return self._parts(value.items, BLOCK, dumps_plain) if len(value.items) > BLOCK // 4 else value.items
         if isinstance(value, Columns):
             return self._encoded(dumps_plain(self._turned(value)))
+        if isinstance(value, Whole):
+            return self._encoded(dumps(value.value))
         if isinstance(value, (list, tuple)):
             return self._pack_list(value)
         return value

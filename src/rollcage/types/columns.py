@@ -21,7 +21,8 @@ class _Column(Sequence[V], Generic[V]):
 
     def __init__(self, values: Iterable[V] = ()) -> None:
         self.raw = bytearray()
-        self.extend(values)
+        if values:
+            self.extend(values)
 
     def extend(self, values: Iterable[V]) -> None:
         """Append these."""
@@ -59,6 +60,7 @@ class JsonColumn(_Column[V]):
 
     def __init__(self, values: Iterable[V] = ()) -> None:
         self._size = 0
+        self._values: Sequence[V] | None = None
         super().__init__(values)
 
     def extend(self, values: Iterable[V]) -> None:
@@ -73,7 +75,7 @@ class JsonColumn(_Column[V]):
     def grew(self, by: int) -> None:
         """So many values were put into `raw`, each behind a comma."""
         self._size += by
-        self._values: Sequence[V] | None = None
+        self._values = None
 
     @property
     def json(self) -> bytes:
