@@ -77,7 +77,7 @@ class Exchange:
         """What the engine has answered so far, but for what was read already."""
         self.spoken = Spoken()
         """What was said in what was read already."""
-        self._builder, self._unread = TurnBuilder(), 0
+        self._builder, self._unread, self._read_at = TurnBuilder(), 0, READ_AT
         self.settled = False
         """Whether no more will come."""
         self.left = False
@@ -257,7 +257,7 @@ class Exchange:
                 self._note_first(data)
             deliver(data)
             self._unread += len(data)
-            if self._unread > READ_AT:
+            if self._unread > self._read_at:
                 self._read_on()
 
         self._deliver = deliver
@@ -269,7 +269,10 @@ class Exchange:
             return
         data = b"".join(self.pieces)
         end = data.rfind(b"\n\n") + 2
-        if end > READ_AT // 2:
+        self._read_at = READ_AT
+        if end < READ_AT // 2:
+            self._read_at = 2 * len(data)  # an event is on its way that is larger
+        else:
             self._builder.feed(data[:end])
             self.pieces, self._unread = [data[end:]] if end < len(data) else [], len(data) - end
             self.spoken = self._builder.rest()
