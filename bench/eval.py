@@ -2,9 +2,9 @@
 
     python bench/eval.py [--rollouts 200] [--finished 10000] [--json]
 
-- overhead: processor time of a batch of cheap rollouts (agent `nop`, no model) over that of as many `runner.start`
-  calls with the same number at once: `PAIRS` small batches, each beside its calls, in turn and in one process; the
-  median of their ratios, and its quartiles.
+- overhead: time and processor time (of this process, boxes left out) of a batch of cheap rollouts (agent `nop`, no
+  model) over that of as many `runner.start` calls with the same number at once: `PAIRS` batches, each beside its calls,
+  in turn and in one process; medians and quartiles of their ratios.
 - first row: from the start of `BatchRun.run` to the first rollout that is told of.
 - memory: resident memory of a process that runs a batch of `--finished` rollouts, with a tenth of them finished and
   with all; and what it costs to read such a batch from its log and to report it.
@@ -39,7 +39,7 @@ from rollcage.types import NO_MODEL, AgentSpec, Job, Outcome, Reward, Task
 from rollcage.wiring import opened_runner
 
 AT_ONCE = 4
-PAIRS = 20
+PAIRS = 6
 
 
 def used() -> float:
@@ -88,19 +88,23 @@ async def batch(runner: Runner, store: Store, count: int, name: str) -> dict[str
 
 
 async def pairs(runner: Runner, store: Store, count: int) -> dict[str, Any]:
-    """Batches of a part of them, each beside as many calls; what comes first alternates."""
-    size, ratios, first = max(1, count // PAIRS), [], []
+    """Batches of so many rollouts, each beside as many calls; what comes first alternates."""
+    first = []
+    ratios: dict[str, list[float]] = {"cpu_ratio": [], "wall_ratio": []}
     for number in range(PAIRS):
-        took: dict[str, float] = {}
+        took: dict[str, tuple[float, float]] = {}
         for kind in ("singles", "batch")[:: 1 if number % 2 else -1]:
-            before = used()
-            found = await (singles(runner, size) if kind == "singles" else batch(runner, store, size, f"b{number}"))
-            took[kind] = used() - before
+            before = used(), time.monotonic()
+            found = await (singles(runner, count) if kind == "singles" else batch(runner, store, count, f"b{number}"))
+            took[kind] = used() - before[0], time.monotonic() - before[1]
             if kind == "batch":
                 first.append(found["first_s"])
-        ratios.append(took["batch"] / took["singles"])
-    low, middle, high = quantiles(ratios, n=4)
-    return {"cpu_ratio": middle, "quartiles": [low, high], "first_row_s": median(first)}
+        for each, one, other in zip(ratios.values(), took["batch"], took["singles"], strict=True):
+            each.append(one / other)
+    spread = {
+        name: dict(zip(("low", "median", "high"), quantiles(each, n=4), strict=True)) for name, each in ratios.items()
+    }
+    return {**spread, "first_row_s": median(first)}
 
 
 async def part(kind: str, count: int) -> dict[str, Any]:

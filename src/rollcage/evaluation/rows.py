@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from math import isnan, nan
 from sys import intern
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from rollcage.types import Blame, JsonObject, Outcome, Stage, Standing, Value
+from rollcage.types import BatchPlace, Blame, JsonObject, Outcome, Stage, Standing, Value
 
 
 class BatchRow(NamedTuple):
@@ -33,6 +34,12 @@ class BatchRow(NamedTuple):
     created_at: float
     ended_at: float | None
     error: str | None
+
+    @classmethod
+    def begun(cls, rollout_id: str, place: BatchPlace) -> BatchRow:
+        """One that begins now."""
+        who = (rollout_id, place.cell, place.task, place.model, place.agent, place.sample, place.attempt)
+        return cls(*who, Stage.QUEUED, None, None, None, 0, 0, 0, time.time(), None, None)
 
     @property
     def standing(self) -> Standing:

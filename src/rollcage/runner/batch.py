@@ -199,7 +199,6 @@ class BatchRun:
     async def _over(self, rollout_id: str) -> BatchRow:
         """Wait for its end; whoever cancels this stops it."""
         try:
-            await self._told(rollout_id)
             await self._runner.over(rollout_id)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
@@ -217,17 +216,24 @@ class BatchRun:
         while True:
             try:
                 with anyio.CancelScope(shield=True):
-                    return await self._runner.start(job, options)
+                    rollout_id = await self._runner.start(job, options)
+                    break
             except AlreadyStarted as other:
-                return other.rollout_id
+                rollout_id = other.rollout_id
+                break
             except QueueFull as full:
                 await anyio.sleep(full.retry_after_s)
+        self._tell(BatchRow.begun(rollout_id, place))
+        return rollout_id
 
     async def _told(self, rollout_id: str) -> BatchRow:
         row = (await batch_rows(self._store, self.view.plan.name, rollout_id=rollout_id))[0]
+        self._tell(row)
+        return row
+
+    def _tell(self, row: BatchRow) -> None:
         self.view.add(row)
         self.on_row(row)
-        return row
 
     async def _skip(self, cell: Cell, why: str) -> None:
         self._running.discard(cell.key)
