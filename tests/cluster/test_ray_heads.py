@@ -110,10 +110,10 @@ async def test_rays_own_head_may_die_and_what_runs_goes_on(tmp_path: Path, state
 async def test_a_node_whose_process_is_stopped_is_fenced_by_its_lease(tmp_path: Path, state_dir: Path) -> None:
     home = tmp_path / "state"
     with raylets(2, places=1) as found:
-        more = (*options(found.address, state_dir), "--ray-lease", "6")
+        more = (*options(found.address, state_dir), "--ray-lease", "20")
         async with served(home, *more) as server, server.client() as client:
             rollout_id = await start(client, "touch done", setup=[A_WHILE], verify=["test -f done"])
-            with anyio.fail_after(120):
+            with anyio.fail_after(300):
                 while not alive(MARK):
                     await anyio.sleep(0.1)
             stopped = alive(f"ray::rollout {rollout_id}") or actors_of(found)
