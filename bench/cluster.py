@@ -179,7 +179,7 @@ class StubNode:
         for event in pace.events:
             turn = isinstance(event, Packed)
             left_out -= turn
-            if turn and left_out >= 0:
+            if left_out >= 0 and isinstance(event, Packed | AgentEmitted):
                 continue
             if turn and pace.seconds:
                 await asyncio.sleep(random.expovariate(turns / pace.seconds))
@@ -259,6 +259,7 @@ async def simulation(folder: Path, options: argparse.Namespace) -> dict[str, flo
                 tasks.start_soon(keep_busy, 1 if live else 16)
             while live and sum(len(node.flows) for node in head.nodes.values()) < 0.98 * live:
                 await anyio.sleep(0.2)
+            await anyio.sleep(5)  # what they all logged at their beginning
             pace.anywhere, ended, pace.exchanges = False, 0, 0
             pace.waits.clear()
             began, cpu = time.monotonic(), time.process_time()

@@ -1,15 +1,18 @@
 """Measures rollouts on a real Ray of three nodes on this machine: their cost, and how soon a lost node's begin anew.
 
-    python bench/on_ray.py [--json] [--pairs 10] [--losses 10]
+    python bench/on_ray.py [--json] [--pairs 10] [--losses 10] [--entries 6]
 
 `pairs`: the same rollout of OpenCode with a scripted model, by the plain runner and through Ray, in turns; the ratio is
 that within pairs. CPU is that of this process, of all of Ray and of the boxes; what Ray uses while nothing runs is
 measured apart, and left out. `losses`: a node's raylet and its workers are killed -9 while rollouts are in SETUP.
+`entries`: what 32 rollouts of 20 turns log, appended here and sent by a process of Ray's into a log here, in turns; the
+ratio within pairs of entries per second of processor time (of both processes, and of this one) and of wall time.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import random
@@ -19,17 +22,27 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 
 import rollcage
+from cluster import JOB, short_rollout
+from rollcage.agents.nop import Nop
 from rollcage.cluster import Cluster
-from rollcage.events import Requeued, StageStarted
+from rollcage.cluster.flow import Flow
+from rollcage.cluster.messages import Load, NodeNews, Parcel
+from rollcage.cluster.outbox import EventSender, Outbox
+from rollcage.cluster.ray_nodes import RayLink
+from rollcage.events import Queued, Requeued, StageStarted
+from rollcage.rollout.run import RolloutDeps
 from rollcage.runner import Runner
+from rollcage.runner.executor import Execution
+from rollcage.sandboxes.in_process import InProcessProvider
 from rollcage.settings import Settings
 from rollcage.store import Store
 from rollcage.types import NO_MODEL, AgentSpec, Endpoint, Job, Outcome, Stage, Task
@@ -157,6 +170,90 @@ async def losses(found: Any, runner: Runner, store: Store, number: int) -> dict[
     }
 
 
+class Sender:
+    """A node that has an outbox, and nothing else."""
+
+    def __init__(self) -> None:
+        self._outbox, self._number = Outbox(), 0
+
+    async def exchange(self, heard: int, acknowledged: int) -> NodeNews:
+        self._outbox.acknowledge(acknowledged)
+        self._number += 1
+        return NodeNews(self._number, await self._outbox.news(10), Load(), [])
+
+    async def send(self, names: Sequence[str], turns: int) -> float:
+        """What rollouts of these names log; the processor time that it took."""
+        events, began = short_rollout(turns), time.process_time()
+
+        async def one(name: str) -> None:
+            sender = EventSender(self._outbox, name, 1)
+            for event in events:
+                await sender.send(event)
+
+        await asyncio.gather(*map(one, names))
+        return time.process_time() - began
+
+
+async def sent(store: Store, names: Sequence[str], turns: int) -> tuple[float, float, float]:
+    """Processor time here and there, and wall time, from the first entry that another process sends to the last."""
+    import ray
+
+    actor = ray.remote(Sender).options(num_cpus=0, max_concurrency=8).remote()
+    link = RayLink(actor, 600)
+    await actor.send.remote([], turns)  # it is there
+    flows = {}
+    for name in names:
+        await store.append(name, Queued(job=JOB))
+        deps = RolloutDeps(InProcessProvider(), Nop(), None)  # type: ignore[arg-type]
+        flows[name] = Flow(Execution(name, JOB, deps, partial(store.append, name), ""), 1)
+
+    async def follow() -> None:
+        heard = acknowledged = 0
+        while True:
+            news = await link.exchange(heard, acknowledged)
+            by_name: dict[str, list[Parcel]] = {}
+            for parcel in news.parcels:
+                by_name.setdefault(parcel.name, []).append(parcel)
+            await asyncio.gather(*(flows[name].commit(some) for name, some in by_name.items()))
+            heard, acknowledged = news.number, news.parcels[-1].number if news.parcels else acknowledged
+
+    cpu, wall = time.process_time(), time.perf_counter()
+    follower = asyncio.create_task(follow())
+    there = await actor.send.remote(names, turns)
+    found = time.process_time() - cpu, there, time.perf_counter() - wall
+    follower.cancel()
+    ray.kill(actor)
+    return found
+
+
+async def entries(folder: Path, number: int, turns: int = 20, rollouts: int = 32) -> dict[str, float]:
+    """The log here beside the log through Ray."""
+    events = short_rollout(turns)
+
+    async def appended(store: Store, name: str) -> None:
+        await store.append(name, Queued(job=JOB))
+        for event in events:
+            await store.append(name, event)
+
+    ratios: list[tuple[float, float, float]] = []
+    for turn in range(number):
+        names = [f"{turn}.{rollout}" for rollout in range(rollouts)]
+        async with Store.open(folder / f"sent{turn}.db") as store:
+            here, there, through = await sent(store, names, turns)
+        async with Store.open(folder / f"appended{turn}.db") as store:
+            cpu, wall = time.process_time(), time.perf_counter()
+            await asyncio.gather(*(appended(store, name) for name in names))
+            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        ratios.append((cpu / (here + there), cpu / here, wall / through))
+    both, head, wall = (statistics.median(column) for column in zip(*ratios, strict=True))
+    return {
+        "entries": rollouts * (len(events) + 1),
+        "per_cpu_second_ratio": both,
+        "per_cpu_second_of_the_head_ratio": head,
+        "per_wall_second_ratio": wall,
+    }
+
+
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     settings = Settings.from_environ()
     cluster = Cluster(resources={"place": 1}, lease_s=120, node_home=str(settings.home))
@@ -176,6 +273,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                         print(json.dumps(result), file=sys.stderr)
                     if options.losses:
                         result["losses"] = await losses(found, through, store, options.losses)
+                    if options.entries:
+                        result["entries"] = await entries(Path(folder), options.entries)
                     return result
 
 
@@ -184,6 +283,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--losses", type=int, default=10)
+    parser.add_argument("--entries", type=int, default=6)
     options = parser.parse_args()
     found = anyio.run(measure, options)
     if options.json:

@@ -341,6 +341,27 @@ async def test_a_full_window_makes_those_who_log_wait_until_the_head_has_taken_s
     assert seen == list(range(1, 41)), "in order, each once, none dropped"
 
 
+async def test_what_nobody_waits_for_goes_with_what_somebody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollcage.cluster.outbox.LINGER_S", 300)
+    outbox = Outbox()
+    told: list[int] = []
+
+    async def tell() -> None:
+        told.extend([parcel.number for parcel in await outbox.news(300)])
+        outbox.acknowledge(told[-1])
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            await outbox.put("r", 1, b"x")
+            tasks.start_soon(tell)
+            await anyio.wait_all_tasks_blocked()
+            await outbox.put("r", 1, b"x")
+            await anyio.wait_all_tasks_blocked()
+            assert told == []
+            await outbox.delivered(await outbox.put("r", 1, b"x"))
+    assert told == [1, 2, 3]
+
+
 async def test_what_is_not_acknowledged_is_told_again_and_a_closed_outbox_takes_nothing() -> None:
     outbox = Outbox()
     for _ in range(3):

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from rollcage.cluster.messages import Parcel
 from rollcage.errors import StoreError
@@ -18,6 +19,9 @@ WINDOW = 8 << 20
 TOGETHER = 96 << 10
 """Bytes of one answer: above this Ray keeps it in its object store, which costs ten times as much."""
 
+LINGER_S = 0.2
+"""How long what nobody waits for stays, so that more goes together: each answer costs the head a call of Ray's."""
+
 
 class Outbox:
     """Parcels on their way to the head. Used on the event loop only."""
@@ -25,7 +29,7 @@ class Outbox:
     def __init__(self) -> None:
         self._parcels: deque[Parcel] = deque()
         """Those that the head has not acknowledged, oldest first."""
-        self._last = self._acknowledged = self._bytes = 0
+        self._last = self._acknowledged = self._awaited = self._bytes = 0
         self._changed = asyncio.Event()
         self._closed = ""
 
@@ -46,6 +50,8 @@ class Outbox:
 
     async def delivered(self, number: int) -> None:
         """Wait until the head has this one, and all before it, on its disk."""
+        self._awaited = max(self._awaited, number)
+        self._tell()
         while self._acknowledged < number:
             self._check()
             await self._news()
@@ -58,16 +64,17 @@ class Outbox:
         self._tell()
 
     async def news(self, seconds: float, other: Callable[[], bool] = lambda: False) -> list[Parcel]:
-        """What the head has not acknowledged, as much as goes together; waits so long for the first.
+        """What the head has not acknowledged, as much as goes together; waits so long for the first, and for more.
 
         `other`: whether there is something else to tell; then it waits no longer (see `wake`).
         """
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not (self._parcels or self._closed or other()):
                     await self._news()
-        except TimeoutError:
-            return []
+            async with asyncio.timeout(LINGER_S):
+                while not (self._urgent or self._closed or other()):
+                    await self._news()
         found: list[Parcel] = []
         size = 0
         for parcel in self._parcels:
@@ -85,6 +92,11 @@ class Outbox:
     def wake(self) -> None:
         """Let whoever waits for news look again."""
         self._tell()
+
+    @property
+    def _urgent(self) -> bool:
+        """Whether somebody waits for what is here, or no more goes with it."""
+        return self._awaited > self._acknowledged or self._bytes > TOGETHER
 
     def _check(self) -> None:
         if self._closed:
