@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from rollcage.gateway import Delta, Gateway
+from rollcage.gateway import Delta, Gateway, exchange
 from rollcage.gateway.capture import PORTION
 from rollcage.gateway.retries import Attempt, Attempts
 from rollcage.simulators import ScriptedCall, ScriptedModel, ScriptedTurn
@@ -56,7 +56,10 @@ async def test_a_watcher_sees_words_before_the_turn_is_over_and_the_end_of_it() 
         assert (await asking).body == b"".join(events)
 
 
-async def test_of_a_long_answer_every_watcher_hears_each_word_once_though_most_of_it_is_read_already() -> None:
+async def test_of_a_long_answer_every_watcher_hears_each_word_once_though_most_of_it_is_read_already(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exchange, "READ_S", 0.0)
     may_go, may_end = asyncio.Event(), asyncio.Event()
     words = [f"w{n} " for n in range(2000)]
     events = whole(*words)

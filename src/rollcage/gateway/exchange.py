@@ -35,6 +35,8 @@ HIDDEN = b"[key]"
 
 READ_AT = 24 << 10
 """When so much of a stream has come, it is read: about thirty tokens with their alternatives."""
+READ_S = 1.0
+"""Not sooner than this after the last time: quick streams are read at their end, which costs less."""
 
 _REFUSALS = (400, 422)
 
@@ -78,6 +80,7 @@ class Exchange:
         self.spoken = Spoken()
         """What was said in what was read already."""
         self._builder, self._unread, self._read_at = TurnBuilder(), 0, READ_AT
+        self._last_read = began
         self.settled = False
         """Whether no more will come."""
         self.left = False
@@ -265,7 +268,9 @@ class Exchange:
 
     def _read_on(self) -> None:
         """Read the events that have come: as columns they take a sixth. What is large is read when all is there."""
-        if self._unread > 2 * LARGE:
+        now = time.perf_counter()
+        if self._unread > 2 * LARGE or now - self._last_read < READ_S:
+            self._read_at = self._unread + READ_AT
             return
         data = b"".join(self.pieces)
         end = data.rfind(b"\n\n") + 2
@@ -274,6 +279,7 @@ class Exchange:
             self._read_at = 2 * len(data)  # an event is on its way that is larger
         else:
             self._builder.feed(data[:end])
+            self._last_read = now
             self.pieces, self._unread = [data[end:]] if end < len(data) else [], len(data) - end
             self.spoken = self._builder.rest()
 
