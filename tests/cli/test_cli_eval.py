@@ -112,6 +112,18 @@ async def test_the_second_process_on_a_batch_follows_the_first(home: Path) -> No
     assert Counter(row.cell for row in await rows(home, "both")).most_common(1)[0][1] == 1
 
 
+async def test_whoever_follows_and_leaves_stops_nothing(home: Path) -> None:
+    (home / "tasks" / "slow.toml").write_text('instruction = "until test -e /home/user/never; do sleep 0.1; done"\n')
+    async with rollcage_running(home, *EVAL, "--name", "both") as first:
+        await until(first, "[2/3]")
+        async with rollcage_running(home, *EVAL, "--name", "both") as second:
+            await until(second, "another process runs it")
+            os.kill(second.pid, signal.SIGINT)
+            code, out, error = await rest(second)
+        assert code == 130 and "interrupted" not in out, out + error
+        assert [row.outcome is None for row in await rows(home, "both")].count(True) == 1, "the first goes on"
+
+
 @pytest.mark.slow
 def test_killed_at_random_moments_nothing_is_lost_and_nothing_is_run_twice(home: Path) -> None:
     chance = random.Random(7)

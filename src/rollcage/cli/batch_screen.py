@@ -44,6 +44,8 @@ class BatchScreen:
         self._away: dict[str, str] = {}
         """Models that were told to be away, and why."""
         self.view: BatchView | None = None
+        self.mine = True
+        """Whether this process runs it, as far as is known."""
 
     def begin(self, view: BatchView) -> None:
         """The batch is known; what ended before is not told again."""
@@ -73,9 +75,12 @@ class BatchScreen:
         """The batch as it is now; `mine`: whether this process runs it."""
         fresh = view.ended_after(self._seen if view is self.view else 0)
         self.view, self._seen = view, view.ended
+        was_mine, self.mine = self.mine, mine
         if self._live is not None:
             self._live.update(self._table(view.report(running=True), mine), refresh=True)
             return
+        if was_mine and not mine:
+            self.note("another process runs it; this one follows")
         for row in fresh:
             if row.rollout_id not in self._told and view.counts(row) and not row.interrupted:
                 self._told.add(row.rollout_id)

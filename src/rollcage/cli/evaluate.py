@@ -187,8 +187,13 @@ async def _evaluate(settings: Settings, asked: Evaluation, how: How) -> int:
         if screen.view:
             name = screen.view.plan.name
             if not how[1]:
-                screen.finish(screen.view.report(prices=dict(asked.limits.prices)))
-            screen.note(f"interrupted; nothing is lost: the same command, or rollcage eval --resume {name}, goes on")
+                screen.finish(screen.view.report(running=not screen.mine, prices=dict(asked.limits.prices)))
+            if screen.mine:
+                screen.note(
+                    f"interrupted; nothing is lost: the same command, or rollcage eval --resume {name}, goes on"
+                )
+            else:
+                screen.note("left: another process runs it")
         return interrupts.code or codes.INTERRUPTED
     return code
 
@@ -225,7 +230,7 @@ async def _run(settings: Settings, asked: Evaluation, how: How, screen: BatchScr
                 resume_it = f"rollcage eval --resume {view.plan.name}"
                 screen.note(f"stopped; nothing is lost: {resume_it} goes on once the log can be written")
                 raise
-            await screen.show(view, False)
+            await screen.show(view, screen.mine)
         batch = Batch(view, running=is_running(store, view.plan.name), prices=limits.prices)
     if as_json:
         write_json(batch.report)
