@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import pytest
 
 from rollcage.events import Event
 from rollcage.rollout.checks import Sides, run_checks
+from rollcage.rollout.checks.inside.wire import pack, unpack
 from rollcage.sandboxes.base import PATH, Provider, Separation, run, sh
 from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.types import TESTS_DIR, Check, Task
@@ -88,6 +90,34 @@ async def tried(trick: Trick, provider: Provider) -> None:
 async def test_a_proxied_check_pays_no_trick_and_the_honest_way_of_it(name: str, tmp_path: Path) -> None:
     async with LocalProvider(tmp_path) as provider:
         await tried(TRICKS[name], provider)
+
+
+async def test_no_module_that_a_package_file_leads_to_runs_when_the_judge_starts(tmp_path: Path) -> None:
+    site = "~/venv/lib/python3*/site-packages"
+    check = Check(kind="unittest", path="t.py", isolation="proxied", interpreter="/home/user/venv/bin/python")
+    task = Task(
+        instruction="-",
+        setup=(
+            "python3 -m venv --without-pip ~/venv",
+            f"echo {WORKDIR} > $(echo {site})/a.pth; echo import extra > $(echo {site})/b.pth",
+        ),
+        checks=(check,),
+        tests={"t.py": f"{_TEST}self.assertEqual(calc.add(2, 3), 5)\n"},
+    )
+    patch = "import unittest; unittest.TestCase.assertEqual = lambda *words: None"
+    plant = f"for name in sitecustomize extra; do echo '{patch}' > $name.py; done; "
+    plant += "echo 'def add(a, b): return {}' > calc.py"
+    async with LocalProvider(tmp_path) as provider:
+        for said, earned in ((0, 0), (5, 1)):
+            verdict = await judged(provider, task.model_copy(update={"instruction": plant.format(said)}))
+            assert verdict.total == earned, verdict
+
+
+def test_a_number_that_would_take_an_hour_to_write_out_is_refused() -> None:
+    for text in ("1e400000000", "1/0", "1/2/3"):
+        with pytest.raises((ValueError, TypeError, ZeroDivisionError)):
+            unpack({"F": text}, str)
+    assert unpack(pack(Fraction(-5, 3), str), str) == Fraction(-5, 3)
 
 
 async def nobody(event: Event) -> None:

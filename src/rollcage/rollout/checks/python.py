@@ -33,4 +33,4 @@ def plan(check: Check, task: Task, seconds: float) -> CheckPlan:
     order |= {"workdir": task.workdir, "keep": list(task.keep), "seconds": seconds}
     order["worker"] = [python, *_FLAGS, "-u", "-c", bundle(worker, wire), *import_from]
     text = bundle(proxied, wire, reporting, pytest_run, unittest_run, judge_worker, proxies)
-    return CheckPlan([python, "-I", "-c", text], order, cwd=TESTS_DIR, in_judge=True)
+    return CheckPlan([python, "-I", "-S", "-c", text], order, cwd=TESTS_DIR, in_judge=True)

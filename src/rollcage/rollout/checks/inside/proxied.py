@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import site
 import sys
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from typing import Any
 
 from rollcage.rollout.checks.inside.judge_worker import NotCarried, WorkerProcess
@@ -15,6 +17,29 @@ from rollcage.rollout.checks.inside.reporting import begin
 from rollcage.rollout.checks.inside.unittest_run import run as run_unittest
 
 _STARTING = frozenset({"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.startfile", "pty.spawn"})
+
+
+class NotFrom:
+    """A finder: modules in these folders are not there."""
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        self._inside = tuple(f"{folder}/" for folder in folders)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """As importlib wants it."""
+        spec = PathFinder.find_spec(name, path)
+        place = str(spec.origin) if spec else ""
+        if place.startswith(self._inside) or os.path.realpath(place).startswith(self._inside):
+            raise ModuleNotFoundError(name, name=name)
+
+
+def find_packages(folders: Sequence[str]) -> None:
+    """What Python does when it starts, and was told to leave: a package that is installed as a link to the workdir
+    puts that on the path, and a start-up module of the agent's there would run in the judge."""
+    sys.meta_path.insert(0, NotFrom(folders))
+    site.main()
+    del sys.meta_path[0]
+    sys.path[:] = [folder for folder in sys.path if not f"{folder}/".startswith(tuple(f"{each}/" for each in folders))]
 
 
 def keep_out(folders: Sequence[str]) -> None:
@@ -44,14 +69,14 @@ def main() -> None:
     if launcher is None:
         tell(missing="untrusted")
         leave(3)
+    outside = [order["workdir"], *order["keep"]]
+    find_packages(outside)
     if order["kind"] == "pytest":
         try:
             import pytest  # noqa: F401
         except ImportError:
             tell(missing="pytest")
             leave(3)
-    outside = [order["workdir"], *order["keep"]]
-    sys.path[:] = [folder for folder in sys.path if not f"{folder}/".startswith(tuple(f"{each}/" for each in outside))]
     sys.path.append(os.path.dirname(str(launcher)))
     command = [str(launcher), "--timeout", str(order["seconds"]), "--", *order["worker"]]
     worker = WorkerProcess(command, order["workdir"], lambda *told: Proxy(worker, *told))

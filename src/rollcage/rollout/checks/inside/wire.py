@@ -22,7 +22,7 @@ _TEXTS: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
     bytearray: ("a", bytearray.hex, bytearray.fromhex),
     complex: ("c", repr, complex),
     Decimal: ("D", str, Decimal),
-    Fraction: ("F", str, Fraction),
+    Fraction: ("F", str, lambda text: Fraction(*map(int, text.split("/")))),  # and not 1e999999999
     datetime: ("T", datetime.isoformat, datetime.fromisoformat),
     date: ("Y", date.isoformat, date.fromisoformat),
     timedelta: ("S", lambda value: str(value // timedelta(microseconds=1)), lambda text: timedelta(0, 0, int(text))),
