@@ -37,6 +37,11 @@ async def test_commands_are_root_by_their_look_and_nothing_more(box: LocalBox) -
     assert "denied" in await said(box, "cat /proc/1/mem; cat /proc/kcore")
 
 
+async def test_servers_listen_at_the_ports_of_a_whole_system(box: LocalBox) -> None:
+    bind = "import socket; socket.socket().bind(('127.0.0.1', 80)); print('bound')"
+    assert await said(box, f'python3 -c "{bind}"') == "bound"
+
+
 async def test_what_our_mounts_stand_on_cannot_be_moved_or_replaced(box: LocalBox) -> None:
     for name in ("home", "proc", "dev", "run", "tmp", "root", "home/user", "usr"):
         assert "busy" in (await said(box, f"mv /{name} /moved; echo")).lower(), name

@@ -89,6 +89,9 @@ def build(layers: Sequence[str], disk: Disk, system: System, owners: FileOwners 
         take_on(owners.box)
     enter_user_namespace(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET)
     kernel.loopback_up()
+    if system.rooted:
+        with suppress(OSError):  # its user seems to be root, and servers of a whole system listen at port 80
+            put("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
     if not owners:
         _share_fairly()
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
