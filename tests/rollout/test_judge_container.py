@@ -67,5 +67,5 @@ async def test_no_command_finds_what_an_earlier_one_left_but_in_the_work(contain
     assert [each.exit_code for each in verdict.commands] == [0, 0, 0], verdict.commands
 
 
-async def test_a_proxied_check_follows_no_link_that_its_code_makes(provider: ContainerProvider) -> None:
-    await tried(TRICKS["a link to what is expected, made while it is tested"], provider)
+async def test_a_proxied_check_follows_no_link_that_its_code_makes(containers: ContainerProvider) -> None:
+    await tried(TRICKS["a link to what is expected, made while it is tested"], containers)
