@@ -24,7 +24,8 @@ RollcageError
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class RollcageError(Exception):
@@ -150,3 +151,15 @@ class AlreadyStarted(StoreError):
     def __init__(self, rollout_id: str) -> None:
         super().__init__(f"rollout {rollout_id} was started under this idempotency key")
         self.rollout_id = rollout_id
+
+
+@contextmanager
+def needs_extra(what: str, extra: str) -> Iterator[None]:
+    """Imports of packages that only the extra `extra` brings: SetupError where one is missing, with the remedy."""
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").startswith("rollcage"):
+            raise  # a fault of ours
+        missing = f" ({error.name})" if error.name else ""
+        raise SetupError(f"{what} needs more packages{missing}", remedy=f"pip install 'rollcage[{extra}]'") from error

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from rollcage.errors import SetupError, UnknownRollout, UsageError
+from rollcage.errors import UnknownRollout, UsageError, needs_extra
 from rollcage.settings import Settings
 from rollcage.types import BASE, SandboxSpec, System
 
@@ -273,10 +273,8 @@ async def opened_listener(settings: Settings, store: Store, *, narrated: bool = 
     if not settings.otlp.url:
         yield lambda _, event: on_progress(event)
         return
-    try:
+    with needs_extra("sending traces", "otel"):
         from rollcage.otel.sender import sending
-    except ImportError as error:
-        raise SetupError(f"traces need more packages ({error.name}): pip install 'rollcage[otel]'") from error
     async with sending(store, settings.otlp, say) as on_event:
 
         def on_any(rollout_id: str, event: Event) -> None:

@@ -16,7 +16,7 @@ import click
 from rollcage.cli import codes
 from rollcage.cli.fleet_demo import demo
 from rollcage.cli.options import JSON, Derived
-from rollcage.errors import SetupError, UsageError
+from rollcage.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
     from rollcage.cli.output import Style
@@ -190,13 +190,9 @@ fleet.add_command(demo)
 
 def _need_packages() -> None:
     """SetupError where the packages of the extra are missing."""
-    try:
+    with needs_extra("a remote environment", "fleet"):
         import rollcage.environments.fleet
         import rollcage.mcp.guarded  # noqa: F401
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("rollcage"):
-            raise
-        raise SetupError(f"remote environments need the package {error.name}: pip install 'rollcage[fleet]'") from error
 
 
 async def _ls(settings: Settings, instances: bool, as_json: bool) -> int:

@@ -16,7 +16,7 @@ import click
 
 from rollcage.cli import codes
 from rollcage.cli.options import JSON
-from rollcage.errors import SetupError
+from rollcage.errors import needs_extra
 
 if TYPE_CHECKING:
     from rollcage.cli.output import Style
@@ -215,14 +215,10 @@ def _quiet() -> Settings:
     from rollcage.cli.output import environment
 
     settings = environment()
-    try:
+    with needs_extra("the local Fleet", "fleet"):
         import fastmcp  # noqa: F401 - it sets up its own logging when it is imported
 
         import rollcage.simulators.fleet  # noqa: F401
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("rollcage"):
-            raise
-        raise SetupError("the local Fleet needs more packages: pip install 'rollcage[fleet]'") from error
     if not settings.debug:
         # It writes every tool that fails to stderr, with a traceback.
         logging.getLogger("fastmcp").setLevel(logging.CRITICAL + 1)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from rollcage.cli.options import JSON, OTLP, RAY, REPLICAS, seconds_or_zero
-from rollcage.errors import SetupError, UsageError
+from rollcage.errors import UsageError, needs_extra
 
 
 @click.command()
@@ -107,13 +107,11 @@ def _serve(options: dict[str, Any], home: str | None, as_json: bool) -> int:
 
     settings = Settings.from_environ(home=home).sending_traces(options["otlp"], options["otlp_content"])
     settings = settings.with_replicas(options["endpoint_replicas"])
-    try:
+    with needs_extra("the server", "server"):
         from rollcage.server.interpreter import share_arenas
         from rollcage.server.service import ServerLimits
         from rollcage.server.serving import ServeOptions
         from rollcage.server.serving import serve as run
-    except ImportError as error:
-        raise SetupError(f"the server needs more packages ({error.name}): pip install 'rollcage[server]'") from error
     cluster = cluster_of(options)
     if cluster is not None:
         cluster = cluster.model_copy(update={"warm": options["warm"]})

@@ -11,7 +11,7 @@ import click
 from rollcage.cli import codes
 from rollcage.cli.completion import rollout_ids
 from rollcage.cli.options import JSON
-from rollcage.errors import SetupError
+from rollcage.errors import needs_extra
 
 
 @click.command()
@@ -38,11 +38,9 @@ def view(file: Path | None, as_json: bool, **options: Any) -> int:
     from rollcage.cli.output import environment, write_json
 
     settings = environment()
-    try:
+    with needs_extra("the page", "server"):
         from rollcage.server.serving import ServeOptions
         from rollcage.server.viewing import view as run
-    except ImportError as error:
-        raise SetupError(f"the page needs more packages ({error.name}): pip install 'rollcage[server]'") from error
     keys = options.pop("api_key_file")
     source = (file or settings.log_path).absolute()
 
@@ -84,10 +82,8 @@ def bundle(names: tuple[str, ...], output: Path, as_json: bool) -> int:
     from rollcage.cli.output import environment, write_json
     from rollcage.wiring import opened_log
 
-    try:
+    with needs_extra("the page", "server"):
         from rollcage.server.bundle import Bundled, write_bundle
-    except ImportError as error:
-        raise SetupError(f"the page needs more packages ({error.name}): pip install 'rollcage[server]'") from error
     settings = environment()
 
     async def work() -> Bundled:

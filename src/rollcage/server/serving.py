@@ -19,7 +19,7 @@ from pydantic import Field, SecretStr
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rollcage.cluster import Cluster
-from rollcage.errors import SetupError, UsageError
+from rollcage.errors import SetupError, UsageError, needs_extra
 from rollcage.server.app import App, gated
 from rollcage.server.auth import Keys, load_keys, loopback
 from rollcage.server.gate import Gate
@@ -127,10 +127,8 @@ async def _fleet(settings: Settings, options: ServeOptions) -> AsyncIterator[Set
     if not options.fleet_demo:
         yield settings
         return
-    try:
+    with needs_extra("the local Fleet", "fleet"):
         from rollcage.simulators.fleet import VERIFIER, FleetRuntime
-    except ImportError as error:
-        raise SetupError("the local Fleet needs more packages: pip install 'rollcage[fleet]'") from error
     logging.getLogger("fastmcp").setLevel(logging.CRITICAL + 1)
     async with FleetRuntime() as fleet:
         # It runs verifiers as this user and in no box: callers must not bring their own.

@@ -27,7 +27,7 @@ from rollcage.environments.fleet.errors import (
     UnknownEnvironment,
 )
 from rollcage.environments.fleet.types import EnvironmentInfo, Options
-from rollcage.errors import SetupError
+from rollcage.errors import needs_extra
 
 TRIES = 5
 """How often a creation is asked for at most."""
@@ -66,13 +66,10 @@ class Fleet(Protocol):
 
 def fleet(api_key: SecretStr, base_url: str, http: httpx.AsyncClient) -> Fleet:
     """A client of the control plane."""
-    try:
-        # The SDK is written for an older pydantic, which warns about it.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            package, config = import_module("fleet"), import_module("fleet.config")
-    except ImportError as error:
-        raise SetupError("Fleet's SDK is not installed: pip install 'rollcage[fleet]'") from error
+    # The SDK is written for an older pydantic, which warns about it.
+    with needs_extra("a Fleet environment", "fleet"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        package, config = import_module("fleet"), import_module("fleet.config")
     key = api_key.get_secret_value().strip()
     if not key:
         remedy = "set FLEET_API_KEY, or try it without one: rollcage fleet demo"

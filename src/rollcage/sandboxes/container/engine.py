@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import anyio
 import anyio.to_thread
 
-from rollcage.errors import SandboxError, SetupError, UsageError
+from rollcage.errors import SandboxError, SetupError, UsageError, needs_extra
 
 if TYPE_CHECKING:
     import docker  # type: ignore[import-untyped]
@@ -67,10 +67,8 @@ class ContainerEngine:
     @classmethod
     async def open(cls, addresses: Sequence[str]) -> ContainerEngine:
         """The first engine that answers at one of these addresses; SetupError where none does."""
-        try:
+        with needs_extra("a container", "container"):
             import docker
-        except ImportError as error:
-            raise SetupError("container boxes need the extra: pip install 'rollcage[container]'") from error
         tried: list[str] = []
         for address in addresses:
             if not address.startswith("unix://"):
