@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from rollcage.agents.catalog import AgentCatalog, shipped
 from rollcage.agents.cli_agent import Downloads
 from rollcage.agents.mini import Mini
+from rollcage.agents.mini_swe_agent.agent import MiniSweAgent
 from rollcage.conformance.agents import check
 from rollcage.errors import UsageError
 from rollcage.runner import Registry, Runner
@@ -106,3 +108,12 @@ def test_another_version_of_a_shipped_agent_is_told_of_once_and_one_that_has_non
     assert len(said) == 5 and all("9.9.9: no hash of this version is known" in line for line in said)
     with pytest.raises(UsageError, match=r"mini-swe-agent has one version, 2\.4\.6; name it: mini-swe-agent"):
         known["mini-swe-agent@2.4.5"]
+
+
+def test_an_agent_in_python_says_what_its_box_lacks(tmp_path: Path) -> None:
+    program = MiniSweAgent(Downloads(tmp_path)).program
+    ended = subprocess.run(
+        [f"/bin/{program[0]}", *program[1:]], env={"PATH": "/nowhere"}, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout) == (127, "")
+    assert "needs python3, which this box lacks; choose an image that has it" in ended.stderr
