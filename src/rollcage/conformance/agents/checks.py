@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from rollcage.conformance.agents.subject import PROBE, PROMPT, WORKDIR, Need, Played, Subject, without_builds
+from rollcage.conformance.agents.subject import LINGER, PROBE, PROMPT, WORKDIR, Need, Played, Subject, without_builds
 from rollcage.conformance.sandboxes.values import NotApplicable, expect, same
 from rollcage.errors import UsageError
 from rollcage.sandboxes.base import sh
@@ -269,7 +269,7 @@ async def _env(subject: Subject) -> None:
     _refused(subject, "env", {"ROLLCAGE_PROBE": "probe-7"})
     played = await _configured(subject)
     _well(played)
-    same(played.rollout.files.get("probe.txt"), "probe-7", "what a command saw")
+    expect("probe-7" in played.told, "a command did not see it")
 
 
 @_check("config.tools", "a tool that the job disables is not offered to the model, or that is refused by name")
@@ -304,7 +304,7 @@ async def _configured(subject: Subject) -> Played:
             except UsageError:
                 continue
             spec[field] = value
-        script = subject.script('printf "%s" "$ROLLCAGE_PROBE" > probe.txt')
+        script = subject.script(f'printf "%s" "$ROLLCAGE_PROBE"; {LINGER}')
         subject.configured = await subject.play(LARGE, script, spec=spec)
     return subject.configured
 

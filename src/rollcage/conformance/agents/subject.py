@@ -58,6 +58,9 @@ VERIFY = "grep -qx 'written 42' note.txt"
 CHILD = "31415926"
 """How long the process sleeps that the agent leaves behind."""
 
+LINGER = "sleep 0.2"
+"""Ends a command whose words are looked for: Qwen Code can lose those of one that ends at once (docs/agents.md)."""
+
 Need = Literal["model", "box", "work"]
 """What a check cannot do without: an agent that asks a model, that has a box, that does something at all."""
 
@@ -170,8 +173,7 @@ class Subject:
                 writes = (
                     f"printf 'written %s\\n' $((6*7)) > note.txt; setsid sleep {CHILD} >/dev/null 2>&1 </dev/null &"
                 )
-                # It stays a little: Qwen Code can lose the words of a command that ends at once (docs/agents.md).
-                looks = "cat note.txt; sleep 0.2"
+                looks = f"cat note.txt; {LINGER}"
                 script = self.script(writes, looks, edits={f"{WORKDIR}/edited.txt": "by its own tool\n"})
                 self._usual = await self.play(PROMPT, script)
             return self._usual
