@@ -95,7 +95,7 @@ class Stages:
 
 
 @dataclass(frozen=True)
-class Course:
+class RolloutContext:
     """One rollout under way: what its stages share."""
 
     job: Job
@@ -126,7 +126,7 @@ async def run(job: Job, deps: RolloutDeps, log: Log, *, name: str = "") -> None:
     """
     stages = Stages(log)
     try:
-        ended = await _rollout(Course(job, deps, log, name, stages, Clock(job.task.limits)))
+        ended = await _rollout(RolloutContext(job, deps, log, name, stages, Clock(job.task.limits)))
         with anyio.CancelScope(shield=True):
             await stages.leave()
     except Failure as failure:
@@ -143,10 +143,10 @@ async def run(job: Job, deps: RolloutDeps, log: Log, *, name: str = "") -> None:
         await log(ended)
 
 
-async def _rollout(course: Course) -> Ended:
-    job, deps, log, stages = course.job, course.deps, course.log, course.stages
-    course.before_agent.deadline = anyio.current_time() + course.clock.until_reserve()
-    with course.before_agent:
+async def _rollout(context: RolloutContext) -> Ended:
+    job, deps, log, stages = context.job, context.deps, context.log, context.stages
+    context.before_agent.deadline = anyio.current_time() + context.clock.until_reserve()
+    with context.before_agent:
         await stages.enter(Stage.PROVISION)
         await keep_trees(job.task, deps.trees)
         if job.model.kind != NO_MODEL.kind:
@@ -158,25 +158,25 @@ async def _rollout(course: Course) -> Ended:
             await log(BoxOpened(sandbox_id=box.id, backend=deps.provider.name, notes=box.notes))
             await stages.enter(Stage.SETUP)
             await set_up(job, box, log, deps.trees, remembered=True)
-            return await _in_steps(course, (box, environment))
+            return await _in_steps(context, (box, environment))
     message = f"the agent had not started when {job.task.limits.deadline_s:g} s less the scoring reserve were up"
     raise Failure(Outcome.TIMED_OUT, "timed_out", f"{message}; raise timeout_s")
 
 
-async def _in_steps(course: Course, place: Place) -> Ended:
+async def _in_steps(context: RolloutContext, place: Place) -> Ended:
     """What follows once the box is set up: the agent works and is judged, once or step by step."""
-    (box, environment), task, clock = place, course.job.task, course.clock
-    steps, left_s = steps_of(course.job), task.limits.agent_timeout_s
+    (box, environment), task, clock = place, context.job.task, context.clock
+    steps, left_s = steps_of(context.job), task.limits.agent_timeout_s
     ended, done, stopped, earned = Ended(outcome=Outcome.FINISHED), None, "", list[tuple[str, Reward]]()
     await refuse_undivided([step.job for step in steps], box)
     for step in steps:
         last = step is steps[-1]
         if step is not steps[0]:
             # Not SETUP again: a rollout in that stage has sampled nothing, and may be begun anew after a crash.
-            await course.stages.enter(Stage.AGENT)
-        if step.job is not course.job:
-            await set_up(step.job, box, course.log, course.deps.trees)
-        done = await _step(course, step.job, place, most_s=left_s, before=done, goes_on=not last)
+            await context.stages.enter(Stage.AGENT)
+        if step.job is not context.job:
+            await set_up(step.job, box, context.log, context.deps.trees)
+        done = await _step(context, step.job, place, most_s=left_s, before=done, goes_on=not last)
         left_s -= done.worked_s
         if done.reward:
             earned.append((step.name, done.reward))
@@ -185,34 +185,34 @@ async def _in_steps(course: Course, place: Place) -> Ended:
         if stopped or done.ended.outcome is Outcome.LIMIT_REACHED:
             break
     own_reward = earned_by_steps(earned, task.step_reward, stopped) if task.steps else done and done.reward
-    if reward := combined(await judged(course.job, environment, clock.until_end()), own_reward):
-        await course.log(Scored(reward=reward))
+    if reward := combined(await judged(context.job, environment, clock.until_end()), own_reward):
+        await context.log(Scored(reward=reward))
     return ended
 
 
 async def _step(
-    course: Course, job: Job, place: Place, *, most_s: float, before: StepDone | None, goes_on: bool
+    context: RolloutContext, job: Job, place: Place, *, most_s: float, before: StepDone | None, goes_on: bool
 ) -> StepDone:
     """AGENT and VERIFY of one step. `most_s`: how long the agent may work, beside its task's own limits."""
-    deps, log, clock, task, box = course.deps, course.log, course.clock, job.task, place[0]
-    if task is not course.job.task and isinstance(deps.agent, TaskBound):
+    deps, log, clock, task, box = context.deps, context.log, context.clock, job.task, place[0]
+    if task is not context.job.task and isinstance(deps.agent, TaskBound):
         deps = replace(deps, agent=deps.agent.bound_to(task))
     own = deps.agent.own_paths
     # Now: later, the agent may have changed who is who.
     agents_user, judge = await users(task, box)
     async with snapshot_for_verify(job, box, own) as snapshot:
-        course.before_agent.deadline = math.inf
-        await course.stages.enter(Stage.AGENT)
+        context.before_agent.deadline = math.inf
+        await context.stages.enter(Stage.AGENT)
         began, started = time.time(), time.monotonic()
         seconds = min(task.limits.agent_timeout_s, most_s, clock.until_reserve())
         latest = anyio.current_time() + clock.until_reserve()
         with acting_as(box, agents_user, own_home=False):
             after = before and before.lease
             ended, lease = await work(
-                job, deps, place, log, seconds=seconds, latest=latest, name=course.name, after=after
+                job, deps, place, log, seconds=seconds, latest=latest, name=context.name, after=after
             )
         worked_s = time.monotonic() - started
-        await course.stages.enter(Stage.VERIFY)
+        await context.stages.enter(Stage.VERIFY)
         async with unseen_files(job, box, own, log, since=began) as watched:
             with acting_as(box, judge):
                 reward = await verify(

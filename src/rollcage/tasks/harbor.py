@@ -21,7 +21,7 @@ from rollcage.tasks.harbor_config import (
     HarborEnvironment,
     Healthcheck,
     OldConfig,
-    Ours,
+    RollcageTable,
     StepTable,
     Verifier,
     unknown_in,
@@ -88,7 +88,7 @@ class _FolderReader:
         self._workdir = _WORKDIR
         self._image_user = ""
         self._text = ""
-        self._ours = Ours()
+        self._ours = RollcageTable()
 
     def read(self) -> TaskFile:
         place = self._folder / CONFIG

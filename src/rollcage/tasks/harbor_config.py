@@ -148,7 +148,7 @@ class StepTable(Table):
     artifacts: list[str | ArtifactTable] = []
 
 
-class Ours(Table):
+class RollcageTable(Table):
     """`[metadata.rollcage]`: how far the verifier is kept apart from the agent's work. Harbor does not look at it."""
 
     isolate: bool = False
@@ -158,7 +158,7 @@ class Ours(Table):
 class Metadata(Table):
     """`[metadata]`: anybody may write anything there."""
 
-    rollcage: Ours = Ours()
+    rollcage: RollcageTable = RollcageTable()
 
 
 class Config(Table):

@@ -20,14 +20,14 @@ from minisweagent.models.utils.actions_toolcall import BASH_TOOL  # noqa: E402
 from minisweagent.utils.serialize import recursive_merge  # noqa: E402
 
 
-class AskingIsInVain(Exception):
+class ModelRefused(Exception):
     """The model's side says that asking again is in vain."""
 
 
 class Model(OpenRouterModel):
     """Asks the gateway; a model may take as long as it likes."""
 
-    abort_exceptions = [AskingIsInVain, KeyboardInterrupt]
+    abort_exceptions = [ModelRefused, KeyboardInterrupt]
 
     def __init__(self, base_url, key, session, **config):
         super().__init__(**config)
@@ -39,7 +39,7 @@ class Model(OpenRouterModel):
         body = {"model": self.config.model_name, "messages": messages, "tools": [BASH_TOOL]}
         answer = self._session.post(self._url, json={**body, **self.config.model_kwargs, **kwargs})
         if answer.status_code != 200:
-            kind = AskingIsInVain if 400 <= answer.status_code < 500 and answer.status_code != 429 else RuntimeError
+            kind = ModelRefused if 400 <= answer.status_code < 500 and answer.status_code != 429 else RuntimeError
             raise kind(f"HTTP {answer.status_code}: {answer.text[:500]}")
         return answer.json()
 
