@@ -30,8 +30,8 @@ from typing import Any
 import anyio
 
 from rollcage.agents.nop import Nop
+from rollcage.cluster.content import ContentStore
 from rollcage.cluster.flow import Flow
-from rollcage.cluster.goods import Goods
 from rollcage.cluster.head import Head
 from rollcage.cluster.messages import GateState, Hello, Load, NodeNews, Order, Welcome
 from rollcage.cluster.options import Cluster, NodeInfo
@@ -94,13 +94,13 @@ async def entries(folder: Path, turns: int, rollouts: int) -> dict[str, float]:
 
     async def follow(outbox: Outbox) -> None:
         while True:
-            parcels = await outbox.news(10)
+            items = await outbox.news(10)
             by_name: dict[str, list[Any]] = {}
-            for parcel in parcels:
-                by_name.setdefault(parcel.name, []).append(parcel)
+            for item in items:
+                by_name.setdefault(item.name, []).append(item)
             await asyncio.gather(*(flows[name].commit(some) for name, some in by_name.items()))
-            if parcels:
-                outbox.acknowledge(parcels[-1].number)
+            if items:
+                outbox.acknowledge(items[-1].number)
 
     found: dict[str, float] = {}
     flows: dict[str, Flow] = {}
@@ -229,7 +229,7 @@ async def simulation(folder: Path, options: argparse.Namespace) -> dict[str, flo
     pace = Pace.of(options.turns, options.rollout_seconds if live else 0.0)
     settings = Settings(home=folder)
     trees, work = WorkStore(folder / "trees", 1), WorkStore(folder / "work", 1)
-    goods = Goods(ImageStore(folder / "images", LayerStore(folder / "layers")), trees, work)
+    content = ContentStore(ImageStore(folder / "images", LayerStore(folder / "layers")), trees, work)
     cluster = Cluster(resources={"CPU": 1}, places=places, lease_s=600)
     async with (
         Gateway.open() as gateway,
@@ -239,7 +239,7 @@ async def simulation(folder: Path, options: argparse.Namespace) -> dict[str, flo
             cluster,
             StubNodes(nodes, places, pace),
             registry := Registry({"x": InProcessProvider()}, {"nop": Nop()}, gateway),
-            goods,
+            content,
         ) as head,
         Runner.open(store, registry, at_once=nodes * places, executor=head) as runner,
     ):

@@ -35,7 +35,7 @@ from cluster import JOB, short_rollout
 from rollcage.agents.nop import Nop
 from rollcage.cluster import Cluster
 from rollcage.cluster.flow import Flow
-from rollcage.cluster.messages import Load, NodeNews, Parcel
+from rollcage.cluster.messages import Load, NodeNews, OutboxItem
 from rollcage.cluster.outbox import EventSender, Outbox
 from rollcage.cluster.ray_nodes import RayLink
 from rollcage.events import Queued, Requeued, StageStarted
@@ -211,11 +211,11 @@ async def sent(store: Store, names: Sequence[str], turns: int) -> tuple[float, f
         heard = acknowledged = 0
         while True:
             news = await link.exchange(heard, acknowledged)
-            by_name: dict[str, list[Parcel]] = {}
-            for parcel in news.parcels:
-                by_name.setdefault(parcel.name, []).append(parcel)
+            by_name: dict[str, list[OutboxItem]] = {}
+            for item in news.items:
+                by_name.setdefault(item.name, []).append(item)
             await asyncio.gather(*(flows[name].commit(some) for name, some in by_name.items()))
-            heard, acknowledged = news.number, news.parcels[-1].number if news.parcels else acknowledged
+            heard, acknowledged = news.number, news.items[-1].number if news.items else acknowledged
 
     cpu, wall = time.process_time(), time.perf_counter()
     follower = asyncio.create_task(follow())

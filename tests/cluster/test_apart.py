@@ -12,7 +12,7 @@ import pytest
 from rollcage.agents.shell import Shell
 from rollcage.agents.stored import StoredWork
 from rollcage.cli.nodes import cluster_of
-from rollcage.cluster.goods import Goods
+from rollcage.cluster.content import ContentStore
 from rollcage.cluster.view import read_view, write_view
 from rollcage.events import WorkStored
 from rollcage.runner import Registry
@@ -93,10 +93,10 @@ async def test_what_rollouts_share_is_packed_once_and_sent_to_each_node_once(
 
 
 async def test_layers_images_and_trees_arrive_as_they_are(tmp_path: Path) -> None:
-    def goods(name: str) -> Goods:
+    def content(name: str) -> ContentStore:
         folder = tmp_path / name
         trees, work = WorkStore(folder / "trees", 1 << 20), WorkStore(folder / "work", 1 << 20)
-        return Goods(ImageStore(folder / "images", LayerStore(folder / "layers")), trees, work)
+        return ContentStore(ImageStore(folder / "images", LayerStore(folder / "layers")), trees, work)
 
     async def build(folder: Path) -> None:
         (folder / "bin").mkdir()
@@ -107,7 +107,7 @@ async def test_layers_images_and_trees_arrive_as_they_are(tmp_path: Path) -> Non
     async def chunks() -> AsyncIterator[bytes]:
         yield b"tree"
 
-    head, node = goods("head"), goods("node")
+    head, node = content("head"), content("node")
     layer = await head.layers.ensure(Layer("tool", "1", build))
     head.images.put(Image(name="box", parts=(layer.name,)))
     digest, _ = await WorkStore(tmp_path / "head" / "trees", 1 << 20).put(chunks())

@@ -335,8 +335,8 @@ async def test_a_full_window_makes_those_who_log_wait_until_the_head_has_taken_s
         assert len(written) == WINDOW // len(piece) + 1
         seen: list[int] = []
         while len(seen) < 40:
-            parcels = await outbox.news(10)
-            seen += [parcel.number for parcel in parcels]
+            items = await outbox.news(10)
+            seen += [item.number for item in items]
             outbox.acknowledge(seen[-1])
     assert seen == list(range(1, 41)), "in order, each once, none dropped"
 
@@ -347,7 +347,7 @@ async def test_what_nobody_waits_for_goes_with_what_somebody_waits_for(monkeypat
     told: list[int] = []
 
     async def tell() -> None:
-        told.extend([parcel.number for parcel in await outbox.news(300)])
+        told.extend([item.number for item in await outbox.news(300)])
         outbox.acknowledge(told[-1])
 
     with anyio.fail_after(60):
@@ -366,9 +366,9 @@ async def test_what_is_not_acknowledged_is_told_again_and_a_closed_outbox_takes_
     outbox = Outbox()
     for _ in range(3):
         await outbox.put("r", 1, b"x")
-    assert [parcel.number for parcel in await outbox.news(1)] == [1, 2, 3]
+    assert [item.number for item in await outbox.news(1)] == [1, 2, 3]
     outbox.acknowledge(1)
-    assert [parcel.number for parcel in await outbox.news(1)] == [2, 3]
+    assert [item.number for item in await outbox.news(1)] == [2, 3]
     outbox.close("cut off")
     with pytest.raises(StoreError, match="cut off"):
         await outbox.put("r", 1, b"x")

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from rollcage.cluster.flow import Flow
-from rollcage.cluster.messages import Parcel
+from rollcage.cluster.messages import OutboxItem
 from rollcage.cluster.outbox import EventSender, Outbox
 from rollcage.events import Ended, Event, Queued, StageStarted, TurnEnded
 from rollcage.rollout.run import RolloutDeps
@@ -42,10 +42,10 @@ def conversation(turns: int) -> list[TurnEnded]:
     return [*found, TurnEnded(turn=odd)]
 
 
-async def sent(events: Sequence[Event]) -> list[Parcel]:
+async def sent(events: Sequence[Event]) -> list[OutboxItem]:
     """What an outbox has of them, one by one, as a head takes them."""
     outbox = Outbox()
-    parcels: list[Parcel] = []
+    items: list[OutboxItem] = []
     async with anyio.create_task_group() as tasks:
 
         async def send() -> None:
@@ -54,18 +54,18 @@ async def sent(events: Sequence[Event]) -> list[Parcel]:
                 await sender.send(event)
 
         tasks.start_soon(send)
-        while len(parcels) < len(events):
-            parcels += await outbox.news(10)
-            outbox.acknowledge(parcels[-1].number)
-    return parcels
+        while len(items) < len(events):
+            items += await outbox.news(10)
+            outbox.acknowledge(items[-1].number)
+    return items
 
 
-async def committed(store: Store, parcels: Sequence[Parcel]) -> Flow:
+async def committed(store: Store, items: Sequence[OutboxItem]) -> Flow:
     async def log(event: Event | Packed) -> None:
         await store.append("far", event)
 
     flow = Flow(Execution("far", JOB, RolloutDeps(None, None, None), log, ""), 1)  # type: ignore[arg-type]
-    await flow.commit(parcels)
+    await flow.commit(items)
     return flow
 
 
@@ -94,7 +94,7 @@ async def test_turns_of_a_node_are_in_the_log_as_if_they_had_been_appended_here(
 
 async def test_content_travels_once(store: Store) -> None:
     events = conversation(40)
-    sizes = [len(parcel.data) for parcel in await sent(events)]
+    sizes = [len(item.data) for item in await sent(events)]
     whole = [len(pickle.dumps(event, 5)) for event in events]
     assert sum(sizes) < sum(whole) / 10
     assert max(sizes[20:]) < 2 * max(sizes[2:10]), "a turn is as small at the end of a conversation as at its beginning"
@@ -107,9 +107,9 @@ async def test_content_that_an_open_rollout_brought_outlives_pruning(store: Stor
     ended: list[Event] = [*events, Ended(outcome=Outcome.FINISHED)]
     for event in ended:
         await store.append("near", event)
-    parcels = await sent(events)
-    await committed(store, parcels[:3])
+    items = await sent(events)
+    await committed(store, items[:3])
     prune(store.path, tmp_path / "work", Prune(older_than_s=0))
     assert [each.id for each in await store.list()] == ["far"]
-    await committed(store, parcels[3:])
+    await committed(store, items[3:])
     assert [entry.event for entry in await store.read("far")][1:] == events

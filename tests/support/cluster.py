@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 
 from rollcage.agents.stored import StoredWork
-from rollcage.cluster.goods import Goods
+from rollcage.cluster.content import ContentStore
 from rollcage.cluster.head import Head
 from rollcage.cluster.messages import GateState, Hello, NodeLost, NodeNews, Order, Welcome
 from rollcage.cluster.node import NodeHost
@@ -183,9 +183,9 @@ async def opened_cluster(
         registry.trees or WorkStore(home / "trees", 4 << 20),
         registry.work or WorkStore(home / "work", 4 << 20),
     )
-    goods = Goods(ImageStore(home / "images", layers), trees, work)  # type: ignore[arg-type]
+    content = ContentStore(ImageStore(home / "images", layers), trees, work)  # type: ignore[arg-type]
     cluster = Cluster.model_validate({"resources": {"CPU": 1}, "lease_s": 600, "node_home": str(home), **options})
     async with AsyncExitStack() as stack:
-        head = await stack.enter_async_context(Head.open(settings, cluster, machines, registry, goods))
+        head = await stack.enter_async_context(Head.open(settings, cluster, machines, registry, content))
         runner = await stack.enter_async_context(Runner.open(store, registry, at_once=1000, executor=head))
         yield runner, head

@@ -12,7 +12,7 @@ from typing import IO
 import anyio
 import zstandard
 
-from rollcage.cluster.messages import Parcel
+from rollcage.cluster.messages import OutboxItem
 from rollcage.errors import RollcageError, StoreError
 from rollcage.events import Ended, Event, StageStarted
 from rollcage.rollout.work import WorkKeeper
@@ -41,18 +41,18 @@ class Flow:
         self._work: IO[bytes] | None = None
         self._files = ExitStack()
 
-    async def commit(self, parcels: Sequence[Parcel]) -> None:
+    async def commit(self, items: Sequence[OutboxItem]) -> None:
         """Put these into the log; returns when they are on the disk. Where the log is broken, the rest is dropped."""
         events: list[Event | Packed] = []
-        for parcel in parcels:
+        for item in items:
             if self.over.is_set():
                 return
-            if parcel.kind == "event":
-                events.append(pickle.loads(parcel.data))  # noqa: S301 - of our own process on a node of our cluster
+            if item.kind == "event":
+                events.append(pickle.loads(item.data))  # noqa: S301 - of our own process on a node of our cluster
                 continue
             await self._log(events)
             events = []
-            await self._keep(parcel)
+            await self._keep(item)
         await self._log(events)
 
     async def _log(self, events: Sequence[Event | Packed]) -> None:
@@ -72,16 +72,16 @@ class Flow:
                 self.ended = True
                 self.end()
 
-    async def _keep(self, parcel: Parcel) -> None:
+    async def _keep(self, item: OutboxItem) -> None:
         """A piece of the agent's work."""
         keeper: WorkKeeper | None = self.rollout.deps.work
-        if parcel.kind == "piece" and keeper is not None:
+        if item.kind == "piece" and keeper is not None:
             if self._work is None:
                 self._work = self._files.enter_context(tempfile.SpooledTemporaryFile(SPOOL))  # noqa: SIM115
-            self._work.write(len(parcel.data).to_bytes(4, "big") + parcel.data)
+            self._work.write(len(item.data).to_bytes(4, "big") + item.data)
             return
         work, self._work = self._work, None
-        if parcel.kind == "work" and keeper is not None:
+        if item.kind == "work" and keeper is not None:
             try:
                 await keeper.put(_pieces(work))
             except RollcageError as error:

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import anyio
 from pydantic import SecretStr
 
+from rollcage.cluster.content import ContentStore
 from rollcage.cluster.flow import Flow
-from rollcage.cluster.goods import Goods
 from rollcage.cluster.messages import NodeLost, NodeSource, Order
 from rollcage.cluster.nodes import ClusterNodes, Node
 from rollcage.cluster.options import Cluster
@@ -37,8 +37,8 @@ RECENT = 8
 class Head:
     """The nodes, and who runs where. An `Executor` for a `Runner`; use `Cluster.open`."""
 
-    def __init__(self, source: NodeSource, nodes: ClusterNodes, gateway: Gateway, goods: Goods) -> None:
-        self._source, self._goods, self._members = source, goods, nodes
+    def __init__(self, source: NodeSource, nodes: ClusterNodes, gateway: Gateway, content: ContentStore) -> None:
+        self._source, self._content, self._members = source, content, nodes
         self._here = InThisProcess(gateway)
         self.nodes = nodes.all
         """Those that are attended to, by Ray's id."""
@@ -52,11 +52,11 @@ class Head:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: Settings, options: Cluster, source: NodeSource, registry: Registry, goods: Goods
+        cls, settings: Settings, options: Cluster, source: NodeSource, registry: Registry, content: ContentStore
     ) -> AsyncIterator[Head]:
         """A cluster for as long as the block lasts; then its nodes are told to end."""
         nodes = ClusterNodes(settings, options, source, registry.gateway)
-        head = cls(source, nodes, registry.gateway, goods)
+        head = cls(source, nodes, registry.gateway, content)
         async with nodes.open():
             yield head
 
@@ -74,7 +74,7 @@ class Head:
             return
         flow: Flow | None = None
         try:
-            wanted = await self._goods.wanted(rollout.job, rollout.deps)
+            wanted = await self._content.wanted(rollout.job, rollout.deps)
             while flow is None or flow.lost:
                 if flow is not None:
                     await rollout.log(Requeued(owner=rollout.owner, previous=rollout.owner))
@@ -176,7 +176,7 @@ class Head:
     async def _archive(self, name: str) -> object:
         async with self._packing:  # nodes that begin together want the same
             if name not in self._packed:
-                self._packed[name] = self._source.stored(await self._goods.packed(name))
+                self._packed[name] = self._source.stored(await self._content.packed(name))
                 while len(self._packed) > RECENT:
                     del self._packed[next(iter(self._packed))]
             return self._packed[name]

@@ -70,7 +70,7 @@ class GateState(NamedTuple):
     """Addresses that rollouts may name for them."""
 
 
-class Parcel(NamedTuple):
+class OutboxItem(NamedTuple):
     """One thing that a node has to tell of a rollout: an event, or a piece of the work that its agent left."""
 
     number: int
@@ -100,7 +100,7 @@ class NodeNews(NamedTuple):
 
     number: int
     """1, 2, 3 ... since the node began."""
-    parcels: list[Parcel]
+    items: list[OutboxItem]
     load: Load
     deltas: list[tuple[str, Delta | None]]
     """What models say, by the token of who watches; None at its end."""
@@ -113,7 +113,7 @@ class NodeLink(Protocol):
         """Begin."""
 
     async def exchange(self, heard: int, acknowledged: int) -> NodeNews:
-        """News of this number were heard, and parcels up to that one are in the log; what else is there?
+        """News of this number were heard, and items up to that one are in the log; what else is there?
 
         Waits a moment for news.
 

@@ -21,7 +21,7 @@ import anyio
 import zstandard
 from pydantic import SecretStr
 
-from rollcage.cluster.goods import Goods
+from rollcage.cluster.content import ContentStore
 from rollcage.cluster.messages import GateState, Hello, Load, NodeNews, Order, Welcome
 from rollcage.cluster.outbox import EventSender, Outbox
 from rollcage.errors import RollcageError, StoreError
@@ -86,7 +86,7 @@ class NodeHost:
         self._over.set()
 
     async def exchange(self, heard: int, acknowledged: int) -> NodeNews:
-        """The head has heard the news of this number, and has all parcels up to that one; what else there is.
+        """The head has heard the news of this number, and has all items up to that one; what else there is.
 
         The lease counts from when heard news were told. A question alone proves nothing: it may have been under way for
         long, and its answer may get lost.
@@ -94,13 +94,13 @@ class NodeHost:
         self._heard = max(self._heard, self._told.get(heard, 0.0))
         self._told = {number: at for number, at in self._told.items() if number > heard}
         self._outbox.acknowledge(acknowledged)
-        parcels = await self._outbox.news(self._wait_s, lambda: bool(self._deltas))
+        items = await self._outbox.news(self._wait_s, lambda: bool(self._deltas))
         deltas, self._deltas = self._deltas, []
         gate = self._registry.gateway.gate
         self._number += 1
         self._told[self._number] = time.monotonic()
         load = Load(len(self._running), gate.running, gate.waiting, os.getloadavg()[0])
-        return NodeNews(self._number, parcels, load, deltas)
+        return NodeNews(self._number, items, load, deltas)
 
     async def run(self, order: Order, key: str) -> None:
         """Run a rollout to its end: when this returns the head has its last entry, or never will."""
@@ -173,11 +173,11 @@ class NodeHost:
 
     def missing(self, names: frozenset[str]) -> frozenset[str]:
         """Which of these layers, images and trees are not here."""
-        return self._goods.missing(names)
+        return self._content.missing(names)
 
     async def receive(self, name: str, pieces: list[bytes]) -> None:
         """Have one of them."""
-        await self._goods.receive(name, pieces)
+        await self._content.receive(name, pieces)
 
     async def _serve(self, hello: Hello, ready: asyncio.Future[Welcome]) -> None:
         try:
@@ -185,11 +185,11 @@ class NodeHost:
             self._wait_s = hello.lease_s / 4
             self._shared = (settings.home / hello.marker).exists()
             trees, work = WorkStore(settings.trees_dir, MOST_TREE_BYTES), WorkStore(settings.work_dir, MOST_TREE_BYTES)
-            self._goods = Goods(provider(settings).images, trees, work)
+            self._content = ContentStore(provider(settings).images, trees, work)
             server = await asyncio.start_server(self._lifeline, self._address, 0)
             async with self._open_registry(settings, hello) as self._registry:
                 port, self._heard = server.sockets[0].getsockname()[1], time.monotonic()
-                ready.set_result(Welcome(version("rollcage"), port, self._secret, self._shared, self._goods.held))
+                ready.set_result(Welcome(version("rollcage"), port, self._secret, self._shared, self._content.held))
                 await self._keep_lease(hello.lease_s)
                 if self._running:
                     await self._idle.wait()

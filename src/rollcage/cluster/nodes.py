@@ -23,7 +23,7 @@ from pydantic import SecretStr
 
 from rollcage.cluster.flow import Flow
 from rollcage.cluster.gate import ClusterGate
-from rollcage.cluster.messages import Hello, Load, NodeLink, NodeLost, NodeNews, NodeSource, Parcel, Welcome
+from rollcage.cluster.messages import Hello, Load, NodeLink, NodeLost, NodeNews, NodeSource, OutboxItem, Welcome
 from rollcage.cluster.options import Cluster, NodeInfo
 from rollcage.cluster.view import write_view
 from rollcage.gateway import Gateway
@@ -304,11 +304,11 @@ class ClusterNodes:
                 else:
                     with suppress(anyio.WouldBlock, anyio.BrokenResourceError):
                         self.watchers[token].send_nowait(delta)
-        by_flow: dict[str, list[Parcel]] = {}
-        for parcel in batch.parcels:
-            flow = node.flows.get(parcel.name)
-            if parcel.number > acknowledged and flow is not None and flow.attempt == parcel.attempt:
-                by_flow.setdefault(parcel.name, []).append(parcel)
-        flows = [(node.flows[name], parcels) for name, parcels in by_flow.items()]
-        await asyncio.gather(*(flow.commit(parcels) for flow, parcels in flows))
-        return batch.parcels[-1].number if batch.parcels else acknowledged
+        by_flow: dict[str, list[OutboxItem]] = {}
+        for item in batch.items:
+            flow = node.flows.get(item.name)
+            if item.number > acknowledged and flow is not None and flow.attempt == item.attempt:
+                by_flow.setdefault(item.name, []).append(item)
+        flows = [(node.flows[name], items) for name, items in by_flow.items()]
+        await asyncio.gather(*(flow.commit(items) for flow, items in flows))
+        return batch.items[-1].number if batch.items else acknowledged

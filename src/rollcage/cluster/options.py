@@ -44,7 +44,7 @@ class Cluster(Value):
     @asynccontextmanager
     async def open(self, settings: Settings, registry: Registry) -> AsyncIterator[Head]:
         """What runs a runner's rollouts there, for as long as the block lasts."""
-        from rollcage.cluster.goods import Goods
+        from rollcage.cluster.content import ContentStore
         from rollcage.cluster.head import Head
         from rollcage.cluster.ray_connection import check_serve, connection
         from rollcage.cluster.ray_nodes import RayNodes
@@ -52,12 +52,14 @@ class Cluster(Value):
         from rollcage.wiring import MOST_TREE_BYTES, provider
 
         trees = WorkStore(settings.trees_dir, MOST_TREE_BYTES)
-        goods = Goods(provider(settings).images, trees, WorkStore(settings.work_dir, settings.keep_work_mb << 20))
+        content = ContentStore(
+            provider(settings).images, trees, WorkStore(settings.work_dir, settings.keep_work_mb << 20)
+        )
         if registry.gateway.replicas.app:
             check_serve()
         async with (
             connection(self.address),
-            Head.open(settings, self, RayNodes(self.resources, self.lease_s, self.labels), registry, goods) as head,
+            Head.open(settings, self, RayNodes(self.resources, self.lease_s, self.labels), registry, content) as head,
         ):
             yield head
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from rollcage.cluster.messages import Parcel
+from rollcage.cluster.messages import OutboxItem
 from rollcage.errors import StoreError
 from rollcage.events import Ended, Event, Scored, StageStarted, TurnEnded
 from rollcage.store.packed import EventPacker, Packed
@@ -24,10 +24,10 @@ LINGER_S = 0.2
 
 
 class Outbox:
-    """Parcels on their way to the head. Used on the event loop only."""
+    """Items on their way to the head. Used on the event loop only."""
 
     def __init__(self) -> None:
-        self._parcels: deque[Parcel] = deque()
+        self._items: deque[OutboxItem] = deque()
         """Those that the head has not acknowledged, oldest first."""
         self._last = self._acknowledged = self._awaited = self._bytes = 0
         self._changed = asyncio.Event()
@@ -43,7 +43,7 @@ class Outbox:
         self._check()
         data = data if isinstance(data, bytes) else data()
         self._last += 1
-        self._parcels.append(Parcel(self._last, name, attempt, data, kind))
+        self._items.append(OutboxItem(self._last, name, attempt, data, kind))
         self._bytes += len(data)
         self._tell()
         return self._last
@@ -58,30 +58,30 @@ class Outbox:
 
     def acknowledge(self, number: int) -> None:
         """The head has these."""
-        while self._parcels and self._parcels[0].number <= number:
-            self._bytes -= len(self._parcels.popleft().data)
+        while self._items and self._items[0].number <= number:
+            self._bytes -= len(self._items.popleft().data)
         self._acknowledged = max(self._acknowledged, number)
         self._tell()
 
-    async def news(self, seconds: float, other: Callable[[], bool] = lambda: False) -> list[Parcel]:
+    async def news(self, seconds: float, other: Callable[[], bool] = lambda: False) -> list[OutboxItem]:
         """What the head has not acknowledged, as much as goes together; waits so long for the first, and for more.
 
         `other`: whether there is something else to tell; then it waits no longer (see `wake`).
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while not (self._parcels or self._closed or other()):
+                while not (self._items or self._closed or other()):
                     await self._news()
             async with asyncio.timeout(LINGER_S):
                 while not (self._urgent or self._closed or other()):
                     await self._news()
-        found: list[Parcel] = []
+        found: list[OutboxItem] = []
         size = 0
-        for parcel in self._parcels:
-            size += len(parcel.data)
+        for item in self._items:
+            size += len(item.data)
             if found and size > TOGETHER:
                 break
-            found.append(parcel)
+            found.append(item)
         return found
 
     def close(self, why: str) -> None:

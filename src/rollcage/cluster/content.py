@@ -26,7 +26,7 @@ PIECE = 8 << 20
 """Bytes of one piece of a packed archive."""
 
 
-class Goods:
+class ContentStore:
     """What this machine has of it."""
 
     def __init__(self, images: ImageStore, trees: WorkStore, work: WorkStore) -> None:
