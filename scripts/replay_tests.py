@@ -48,6 +48,8 @@ def why_not(original: Rollout, name: str) -> str:
         return "was not recorded: black_box"
     if original.job.environment:
         return "works on a remote environment that lived in its test"
+    if original.job.sandbox.backend == "container":
+        return "works in a container whose engine lived in its test"
     if original.outcome is None or original.outcome in CUT_SHORT:
         return f"was cut short from outside: {original.outcome or 'open'}"
     if original.error_code == "verify_timeout" or any(each.timed_out for each in original.verify):
