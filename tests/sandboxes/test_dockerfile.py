@@ -216,7 +216,7 @@ curl -LsSf https://astral.sh/uv/install.sh | sh
 source $HOME/.local/bin/env
 python3 -m venv /tmp/own && /tmp/own/bin/pip install attrs && /tmp/own/bin/python -c 'import attr' || exit 1
 uvx -w pytest==8.4.1 pytest /tests/test_it.py
-if [ $? -eq 0 ] && figlet hi; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+if [ $? -eq 0 ] && figlet hi > /dev/null; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 """
 
 
