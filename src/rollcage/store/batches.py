@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rollcage.errors import UsageError
 from rollcage.evaluation.rows import BatchEntry, BatchRow
 from rollcage.events import Entry
-from rollcage.store.sqlite import entries
+from rollcage.store.entries import entries
 from rollcage.store.store import Store
 from rollcage.types import Blame, JsonObject, Outcome, Stage
 

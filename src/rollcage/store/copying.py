@@ -15,18 +15,9 @@ from pathlib import Path
 
 from rollcage.errors import StoreError, UnknownRollout, UsageError
 from rollcage.events import Entry, WorkStored
+from rollcage.store.entries import entries, opened_blob
 from rollcage.store.packing import references
-from rollcage.store.sqlite import (
-    MIGRATIONS,
-    closing,
-    connect,
-    connect_reader,
-    entries,
-    explaining,
-    migrate,
-    opened_blob,
-    transaction,
-)
+from rollcage.store.sqlite import MIGRATIONS, closing, connect, connect_reader, explaining, migrate, transaction
 from rollcage.store.summaries import summarise
 from rollcage.types import Value
 

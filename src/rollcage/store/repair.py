@@ -13,19 +13,9 @@ from typing import Any
 
 from rollcage.errors import LogDamaged, StoreError
 from rollcage.events import Ended, Event, Queued
+from rollcage.store.entries import Inserter, entries, opened_blob
 from rollcage.store.packing import Damaged, references
-from rollcage.store.sqlite import (
-    MIGRATIONS,
-    Inserter,
-    closing,
-    connect,
-    connect_reader,
-    entries,
-    explaining,
-    migrate,
-    opened_blob,
-    transaction,
-)
+from rollcage.store.sqlite import MIGRATIONS, closing, connect, connect_reader, explaining, migrate, transaction
 from rollcage.store.summaries import summarise
 from rollcage.types import Outcome, Value
 

@@ -17,8 +17,9 @@ import zstandard
 
 from rollcage.errors import UsageError
 from rollcage.events import Queued, WorkStored
+from rollcage.store.entries import entries
 from rollcage.store.packing import Codec, references
-from rollcage.store.sqlite import closing, connect, connect_reader, entries, explaining, transaction
+from rollcage.store.sqlite import closing, connect, connect_reader, explaining, transaction
 from rollcage.types import Value
 
 CHUNK = 50

@@ -14,8 +14,9 @@ from typing import NamedTuple, cast
 
 from rollcage.errors import RollcageError, StoreError
 from rollcage.events import Entry, Event
+from rollcage.store.entries import Inserter, Prepared
 from rollcage.store.packed import Packed
-from rollcage.store.sqlite import Inserter, Prepared, connect, explained, transaction
+from rollcage.store.sqlite import connect, explained, transaction
 
 TOGETHER = 256
 """Most appends that are committed together."""
