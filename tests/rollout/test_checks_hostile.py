@@ -57,6 +57,29 @@ TRICKS = {
         "        return 10.0 if Both.asked % 2 else 0.0\ndef middle(): return Both()\n",
         "class Own(float): pass\ndef middle(): return Own(5)\n",
     ),
+    "an object that is large and then small in node": Trick(
+        'import test from "node:test";\nimport assert from "node:assert";\n'
+        'import { middle } from "../workdir/calc.mjs";\n'
+        'test("a", () => { const got = middle(); assert.ok(got > 4); assert.ok(got < 6); });\n',
+        "let asked = 0;\nexport const middle = () => ({ valueOf: () => (asked++ % 2 ? 0 : 10) });\n",
+        "export const middle = () => ({ valueOf: () => 5 });\n",
+        "node",
+    ),
+    "a loop of the test's that is ended from within": Trick(
+        f"{_TEST}self.assertTrue(all(map(calc.is_prime, [2, 3])))\n"
+        "        for got in map(calc.is_prime, [4, 6]): self.assertFalse(got)\n"
+        "        self.assertEqual([next(calc.primes()), *zip(calc.primes(), 'ab')], [2, (2, 'a')])\n",
+        "def is_prime(n): raise StopIteration\ndef primes(): yield 2\n",
+        "def is_prime(n): return n < 4\ndef primes(): yield 2\n",
+    ),
+    "an error of theirs that is every error": Trick(
+        f"{_TEST}for kind in (calc.Empty, calc.Others):\n"
+        "            with self.assertRaises(kind):\n"
+        "                calc.pop()\n"
+        "                self.fail('nothing was raised')\n",
+        "Empty, Others = Exception, (AssertionError,)\ndef pop(): pass\n",
+        "class Empty(Exception): pass\nOthers = (Empty,)\ndef pop(): raise Empty\n",
+    ),
     "an assertion of the test's that is kept from it": Trick(
         f"{_TEST}calc.each([2, 3], lambda got: self.assertIn(got, (4, 9)))\n",
         "def each(given, tell):\n    for one in given:\n        try: tell(0)\n        except BaseException: pass\n",

@@ -22,6 +22,8 @@ from rollcage.rollout.checks.inside.wire import LINE, pack, unpack
 
 CALL_S = 20.0
 """How long one request may take."""
+_STEP = ("operate", "next")
+"""The request that may be answered with the end of an iteration: elsewhere, `all(map(calc.check, values))` is true."""
 
 
 class JudgedFailed(BaseException):
@@ -81,7 +83,10 @@ class WorkerProcess:
                 elif "ok" in message:
                     return self._taken(message["ok"])
                 else:
-                    raise self._exception(message)
+                    error = self._exception(message)
+                    if isinstance(error, StopIteration | StopAsyncIteration) and (do, *values[:1]) != _STEP:
+                        raise JudgedFailed("code under test raised what ends a loop of the test's that it is called in")
+                    raise error
 
     def stop(self, why: str) -> JudgedFailed:
         """End the worker; what to raise."""
@@ -174,6 +179,9 @@ class WorkerProcess:
         found = getattr(builtins, str(name), None)
         if not (isinstance(found, type) and issubclass(found, Exception)):
             raise JudgedFailed(f"code under test raised {name}")
+        if not own and issubclass(AssertionError, found):
+            # A test that catches what they call their error must not catch an assertion of its own.
+            return self._classes.setdefault(("", found), type(found.__name__, (JudgedError, found), {}))
         for number, called, place in reversed(own):
             # By its place, so that one of an earlier worker is the same.
             key = (str(place), found)

@@ -33,10 +33,12 @@ class Worker {
     this.buffer = Buffer.alloc(0);
     this.callbacks = [];
     this.proxies = new Map();
+    this.asked = 0;
     this.begun = false;
   }
 
   ask(what, ...values) {
+    this.asked += 1;
     this.send({ do: what, with: values.map((each) => pack(each, give)) });
     let deadline = Date.now() + CALL_MS;
     for (;;) {
@@ -131,7 +133,7 @@ function give(value) {
 
 function taken(data) {
   try {
-    return unpack(data, made);
+    return unpack(data, made, coercible);
   } catch {
     return fail("code under test answered with nonsense");
   }
@@ -171,11 +173,36 @@ function promised(ref) {
 
 const foreign = Object.freeze({ __proto__: null });
 
+// Whatever an object is worth, it is worth until something else is asked for: not above one bound and then below another.
+function steady(coerce) {
+  const worth = new Map();
+  let at = -1;
+  return (hint) => {
+    if (at !== worker.asked) worth.clear();
+    at = worker.asked;
+    if (!worth.has(hint)) worth.set(hint, primitive(coerce(hint)));
+    worker.asked = at;
+    return worth.get(hint);
+  };
+}
+
+function coercible(plain) {
+  const ways = ["valueOf", "toString"];
+  if (!ways.some((name) => typeof plain[name] === "function" && Object.hasOwn(plain, name))) return plain;
+  const coerce = (hint) => {
+    const [first, second] = hint === "string" ? ["toString", "valueOf"] : ways;
+    const value = plain[first]();
+    return value !== null && typeof value === "object" ? plain[second]() : value;
+  };
+  return Object.defineProperty(plain, Symbol.toPrimitive, { value: steady(coerce) });
+}
+
 function traps(ref, callable) {
+  const worth = steady((hint) => ask("primitive", ref, hint));
   return {
     get(target, name) {
       if (name === Symbol.hasInstance) return (value) => numbers.has(value) && ask("instance", value, ref) === true;
-      if (name === Symbol.toPrimitive) return (hint) => primitive(ask("primitive", ref, hint));
+      if (name === Symbol.toPrimitive) return worth;
       if (name === Symbol.iterator) return ask("iterable", ref) === true ? () => ask("iterate", ref) : undefined;
       return typeof name === "symbol" || name === "then" ? undefined : ask("get", ref, name);
     },

@@ -1,5 +1,5 @@
 // In a box: how values cross between tests in the judge and code under test in its worker, as JSON.
-// Plain values cross as data; for everything else the caller decides: `other`.
+// Plain values cross as data; for everything else the caller decides: `other`. `whole` is given each plain object.
 function pack(value, other, depth = 64) {
   if (value === null || typeof value === "string" || typeof value === "boolean") return value;
   if (typeof value === "number") return Number.isFinite(value) && !Object.is(value, -0) ? value : { n: Object.is(value, -0) ? "-0" : String(value) };
@@ -19,9 +19,9 @@ function pack(value, other, depth = 64) {
   return other(value);
 }
 
-function unpack(data, other) {
+function unpack(data, other, whole = (plain) => plain) {
   if (data === null || typeof data !== "object") return data;
-  const inner = (each) => unpack(each, other);
+  const inner = (each) => unpack(each, other, whole);
   if ("n" in data) return Number(data.n);
   if ("u" in data) return undefined;
   if ("i" in data) return BigInt(data.i);
@@ -33,7 +33,7 @@ function unpack(data, other) {
   if ("o" in data) {
     const made = {};
     for (const [key, item] of data.o) Object.defineProperty(made, String(key), { value: inner(item), writable: true, enumerable: true, configurable: true });
-    return made;
+    return whole(made);
   }
   return other(data);
 }
