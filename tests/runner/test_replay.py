@@ -16,7 +16,8 @@ from rollcage.events import TurnEnded
 from rollcage.results.fold import Rollout
 from rollcage.runner import Runner
 from rollcage.runner.registry import Registry
-from rollcage.runner.replay import fork, replay
+from rollcage.runner.replay import fork, replay, report_of
+from rollcage.runner.reverify import Correction
 from rollcage.settings import Settings
 from rollcage.simulators import ScriptedModel
 from rollcage.simulators.recorded import difference
@@ -118,12 +119,23 @@ async def test_every_style_of_verifier_is_replayed_as_it_was(style: str, play: P
     assert (played.outcome, played.blame, played.score) == (original.outcome, original.blame, original.score)
 
 
-def otherwise(original: Rollout) -> Rollout:
-    """The same record, as if the second command's answer had been another."""
-    turn = original.turns[2]
-    messages = [*turn.request["messages"][:-1], {**turn.request["messages"][-1], "content": "something else"}]
-    changed = turn.model_copy(update={"request": {**turn.request, "messages": messages}})
-    return original.model_copy(update={"turns": (*original.turns[:2], changed)})
+def otherwise(original: Rollout, at: int = 2) -> Rollout:
+    """The same record, as if the command before this turn had said something else."""
+    turns = list(original.turns)
+    request = turns[at].request
+    messages = [*request["messages"][:-1], {**request["messages"][-1], "content": "something else"}]
+    turns[at] = turns[at].model_copy(update={"request": {**request, "messages": messages}})
+    return original.model_copy(update={"turns": tuple(turns)})
+
+
+@pytest.mark.parametrize(("verify", "reward"), [(("grep -q two two.txt",), 1.0), (("true", "test -e three.txt"), 0.5)])
+async def test_a_verifier_of_today_is_tried_on_the_rollouts_of_yesterday(
+    verify: tuple[str, ...], reward: float, original: Rollout, runner: Runner
+) -> None:
+    task = TASK.model_copy(update={"verify": verify})
+    played, report = await replay(runner, original, correction=Correction(task=task))
+    assert (report.same_requests, report.reward_before, report.reward) == (True, 1.0, reward), played.error
+    assert report.same_reward == (reward == 1.0)
 
 
 async def test_where_the_agent_asks_something_else_it_says_which_turn_and_stops(
@@ -166,6 +178,35 @@ async def test_a_fork_shares_the_turns_before_and_goes_on_live(
         await fork(runner, original, at=9, live=live)
 
 
+async def test_a_fork_that_does_not_get_to_its_turn_says_so_and_does_not_go_on(
+    original: Rollout, runner: Runner, model: ScriptedModel
+) -> None:
+    changed, live = otherwise(original, at=1), model.endpoint(SCRIPT)
+    (stopped,) = await fork(runner, changed, at=3, live=live)
+    (odd,) = report_of(changed, stopped).differences
+    assert odd.turn == 2 and "something else" in odd.what
+    assert [turn.status for turn in stopped.turns] == [200, 400] and not sequences(stopped)
+    (placed,) = await fork(runner, changed, at=3, live=live, on_difference="position")
+    assert [turn.recorded for turn in placed.turns] == [True, True, False] and placed.reward == 1.0
+    assert [each.turn for each in report_of(changed, placed).differences] == [2]
+
+
+async def test_what_comes_before_its_turn_at_a_fork_is_asked_live_and_trained_as_such(
+    play: Play, runner: Runner, model: ScriptedModel
+) -> None:
+    """An agent whose calls run beside each other may make them in another order."""
+    calls = [CURL.format(path="chat/completions", body=BODY % word) for word in ("first", "second")]
+    task = Task(id="two", instruction="; ".join(calls), verify=("true",))
+    original = await play(task, agent="shell", script=(ScriptedTurn(text="One."), ScriptedTurn(text="Two.")))
+    first, second = original.turns
+    turns = (second.model_copy(update={"index": 0}), first.model_copy(update={"index": 1}))
+    live = model.endpoint((ScriptedTurn(text="Live."),))
+    (forked,) = await fork(runner, original.model_copy(update={"turns": turns}), at=2, live=live)
+    assert [(turn.recorded, turn.message["content"]) for turn in forked.turns] == [(False, "Live."), (True, "One.")]
+    (sequence,) = sequences(forked)
+    assert (sequence.turns, sequence.shared_prefix) == ((0,), 0) and any(sequence.loss_mask)
+
+
 async def test_the_answer_at_the_fork_can_be_given_by_hand(
     original: Rollout, runner: Runner, model: ScriptedModel
 ) -> None:
@@ -204,6 +245,7 @@ def test_what_an_engine_adds_to_its_answer_is_no_difference_when_the_agent_sends
     assert found and found.path == "messages[0].content"
 
 
+BODY = '{"model": "m", "messages": [{"role": "user", "content": "%s"}], "stream": true}'
 CURL = """curl -sf $OPENAI_BASE_URL/{path} -H "Authorization: Bearer $OPENAI_API_KEY" -d '{body}' > said"""
 
 

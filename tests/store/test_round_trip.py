@@ -70,7 +70,9 @@ events = st.one_of([emitted, turns, *map(made, OTHERS)])
 
 @pytest.mark.anyio
 @given(st.lists(events, max_size=8))
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 async def test_every_event_comes_back_as_it_went_in(tmp_path_factory: pytest.TempPathFactory, log: list[Event]) -> None:
     folder: Path = tmp_path_factory.mktemp("log")
     async with Store.open(folder / "log.db") as store:

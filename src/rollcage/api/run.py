@@ -207,7 +207,8 @@ def aeval(
     `budget`: in the currency of `prices.toml`. `runner` and `store`: what `open_runner` gave, and its log. `at_once`
     and `cluster`: as for `open_runner`.
     """
-    from rollcage.api.evaluate import Evaluating, Evaluation, prices_in
+    from rollcage.api.evaluate import Evaluating
+    from rollcage.api.planning import Evaluation, prices_in
     from rollcage.runner.batch import BatchLimits
 
     if (runner is None) != (store is None):

@@ -13,7 +13,7 @@ from rollcage.cli.codes import EVAL_HELP
 from rollcage.cli.options import JSON, OTLP, RAY, REPLICAS, REQUIRE, Derived, all_of, seconds
 
 if TYPE_CHECKING:
-    from rollcage.api.evaluate import Evaluation
+    from rollcage.api.planning import Evaluation
     from rollcage.cli.batch_screen import BatchScreen
     from rollcage.cluster import Cluster
     from rollcage.evaluation.batches import BatchReport, BatchView
@@ -75,7 +75,7 @@ def evaluate(
         raise click.UsageError("name task sources, or a batch to --resume")
     import anyio
 
-    from rollcage.api.evaluate import Evaluation, prices_in
+    from rollcage.api.planning import Evaluation, prices_in
     from rollcage.cli.nodes import cluster_of
     from rollcage.cli.output import environment
     from rollcage.runner.batch import BatchLimits
@@ -265,7 +265,7 @@ def _write(path: str, view: BatchView, found: BatchReport) -> None:
 
 
 async def _report(settings: Settings, name: str, style: str, output: str | None) -> int:
-    from rollcage.api.evaluate import prices_in
+    from rollcage.api.planning import prices_in
     from rollcage.cli.output import write_json
     from rollcage.evaluation.reports import csv_of_rows, markdown
     from rollcage.runner.batch import batch_view, is_running

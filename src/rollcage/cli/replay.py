@@ -12,8 +12,12 @@ from rollcage.cli.completion import rollout_ids
 from rollcage.cli.options import JSON, ROLLOUT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rollcage.results.fold import Rollout
+    from rollcage.runner.reverify import Correction
     from rollcage.settings import Settings
+    from rollcage.store import Store
     from rollcage.types import Endpoint, JsonObject, Task
 
 
@@ -28,6 +32,13 @@ if TYPE_CHECKING:
     help="Where the agent asks something else: stop, answer by position, or hand over to --model.",
 )
 @click.option("-m", "--model", default="", metavar="MODEL", help="The live model to hand over to, as for eval.")
+@click.option(
+    "--task",
+    "sources",
+    multiple=True,
+    metavar="SOURCE",
+    help="Tasks as they are now (verifier, image), for the rollouts of these ids; else each is as it was.",
+)
 @click.option(
     "--expect",
     type=click.Choice(["same-reward", "same-requests"]),
@@ -47,6 +58,7 @@ def replay(ids: tuple[str, ...], batch: str, expect: tuple[str, ...], as_json: b
     Examples:
       rollcage replay 0a1b
       rollcage replay --batch nightly --expect same-reward
+      rollcage replay --batch nightly --task tasks/ --expect same-reward
     """
     if bool(ids) == bool(batch):
         raise click.UsageError("name rollouts, or a --batch")
@@ -72,6 +84,13 @@ def replay(ids: tuple[str, ...], batch: str, expect: tuple[str, ...], as_json: b
 @click.option(
     "--edit", type=click.File("r", "utf-8"), metavar="FILE", help="The answer of that turn, instead of its own."
 )
+@click.option(
+    "--on-difference",
+    type=click.Choice(["stop", "position"]),
+    default="stop",
+    show_default=True,
+    help="Where the agent asks something else before that turn: stop, or answer by position.",
+)
 @click.option("--at-once", type=click.IntRange(1, 256), default=4, show_default=True, help="Rollouts at a time.")
 @JSON
 def fork(rollout_id: str, at: int, samples: int, edit: Any, as_json: bool, **how: Any) -> int:
@@ -79,6 +98,7 @@ def fork(rollout_id: str, at: int, samples: int, edit: Any, as_json: bool, **how
 
     The turns before it are replayed; -n continuations.
     With --edit, the answer of that turn is the file's: a JSON message (content, tool_calls), or plain text.
+    Where the agent asks something else before that turn, it is said; by default that one does not go on.
 
     \b
     Example:
@@ -132,13 +152,15 @@ async def _replay(settings: Settings, chosen: tuple[Any, ...], how: dict[str, An
                 names = [row.rollout_id for row in (await batch_view(store, batch)).current if row.score is not None]
                 if not names:
                     raise UsageError(f"no rollout of {batch} was scored: there is nothing to replay", argument="batch")
+            corrections = await _corrections(store, how["sources"], names)
             limiter = anyio.CapacityLimiter(how["at_once"])
 
             async def one(name: str) -> None:
                 async with limiter, AsyncExitStack() as stack:
                     original = await store.rollout(name)
                     live = await _live(how["model"], settings, original.job.task, stack)
-                    _, found[name] = await replay(runner, original, on_difference=how["on_difference"], live=live)
+                    changes = {"on_difference": how["on_difference"], "live": live}
+                    _, found[name] = await replay(runner, original, correction=corrections.get(name), **changes)
 
             async with anyio.create_task_group() as tasks:
                 for name in names:
@@ -152,6 +174,25 @@ async def _replay(settings: Settings, chosen: tuple[Any, ...], how: dict[str, An
         return codes.OK if good else codes.BROKEN
 
     return await stoppable(work)
+
+
+async def _corrections(store: Store, sources: Sequence[str], names: Sequence[str]) -> dict[str, Correction]:
+    """By rollout, its task as these sources have it now: the one of its id, or the only one there is."""
+    from rollcage.cli.reverify import correction_of
+    from rollcage.errors import UsageError
+    from rollcage.tasks import open_source
+
+    tasks = {task.id: task for source in sources for task in open_source(source)}
+    ids = {name: (await store.summary(name)).task_id for name in names} if tasks else {}
+    alone = next(iter(tasks)) if len(tasks) == len(set(ids.values())) == 1 else ""
+    found = {name: tasks[each if each in tasks else alone] for name, each in ids.items() if each in tasks or alone}
+    if sources and not found:
+        missing = ", ".join(sorted(set(ids.values())))
+        raise UsageError(f"there is no task {missing} in {', '.join(sources)}", argument="task")
+    for task in found.values():
+        if task.file is None or task.problem:
+            raise UsageError(task.problem or f"{task.where} cannot be read", argument="task")
+    return {name: correction_of(task.file) for name, task in found.items() if task.file}
 
 
 def _show(reports: list[Any]) -> None:
@@ -174,8 +215,9 @@ def _show(reports: list[Any]) -> None:
 async def _fork(settings: Settings, chosen: tuple[Any, ...], how: dict[str, Any]) -> int:
     from rollcage.cli.interrupts import stoppable
     from rollcage.cli.output import write_json
+    from rollcage.cli.text import one_line
     from rollcage.results.result import result_of
-    from rollcage.runner.replay import fork
+    from rollcage.runner.replay import fork, report_of
     from rollcage.wiring import opened_log, opened_runner
 
     prefix, at, samples, edit, as_json = chosen
@@ -189,13 +231,18 @@ async def _fork(settings: Settings, chosen: tuple[Any, ...], how: dict[str, Any]
             original = await store.rollout(await store.find(prefix))
             live = await _live(how["model"], settings, original.job.task, stack)
             assert live is not None
-            rollouts: list[Rollout] = await fork(runner, original, at=at, live=live, n=samples, edit=edit)
+            changes = {"edit": edit, "on_difference": how["on_difference"]}
+            rollouts: list[Rollout] = await fork(runner, original, at=at, live=live, n=samples, **changes)
+        odds = {each.id: report_of(original, each).differences for each in rollouts}
         if as_json:
             write_json([result_of(each).model_dump(mode="json") for each in rollouts])
         else:
             print(f"{original.id} at turn {at} (reward {original.reward}):")
             for each in rollouts:
                 print(f"  {each.id}  {each.outcome}  reward {each.reward}  {len(each.turns)} turns")
-        return codes.OK if all(each.reward is not None for each in rollouts) else codes.BROKEN
+                for odd in odds[each.id]:
+                    print(f"    turn {odd.turn}: {one_line(odd.what, 400)}")
+        good = all(each.reward is not None and not odds[each.id] for each in rollouts)
+        return codes.OK if good else codes.BROKEN
 
     return await stoppable(work)

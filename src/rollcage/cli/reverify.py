@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rollcage.runner.reverify import Correction
     from rollcage.settings import Settings
     from rollcage.store import Store
+    from rollcage.tasks import TaskFile
 
 
 @click.command()
@@ -58,14 +59,10 @@ def reverify(
 
 async def _reverify(settings: Settings, file: Any, how: tuple[tuple[str, ...], dict[str, str], int, int, bool]) -> int:
     from rollcage.cli.interrupts import stoppable
-    from rollcage.runner.reverify import Correction
     from rollcage.wiring import opened_log, opened_runner
 
     ids, wanted, limit, at_once, as_json = how
-    correction = None
-    if file is not None:
-        sandbox = file.sandbox if "sandbox" in file.model_fields_set else None
-        correction = Correction(task=file.task, sandbox=sandbox)
+    correction = None if file is None else correction_of(file)
 
     async def work() -> int:
         async with opened_log(settings) as store, opened_runner(settings, store, at_once=at_once) as runner:
@@ -75,6 +72,13 @@ async def _reverify(settings: Settings, file: Any, how: tuple[tuple[str, ...], d
         return codes.OK if all(row["reward"] is not None for row in rows) else codes.BROKEN
 
     return await stoppable(work)
+
+
+def correction_of(file: TaskFile) -> Correction:
+    """What a task file says now; of the box only where it speaks of one."""
+    from rollcage.runner.reverify import Correction
+
+    return Correction(task=file.task, sandbox=file.sandbox if "sandbox" in file.model_fields_set else None)
 
 
 async def _matching(store: Store, wanted: dict[str, str], limit: int) -> list[str]:

@@ -115,7 +115,7 @@ class TurnBuilder:
         self._error: str | None = None
         self._garbled: str | None = None
         self._misfit = ""
-        self._done = False
+        self._done = self._recorded = False
 
     @property
     def half(self) -> int:
@@ -185,6 +185,7 @@ class TurnBuilder:
             "error": error,
             "trainable": not reason,
             "untrainable_reason": reason,
+            "recorded": self._recorded,
             "streamed": call.streamed,
             "started_at": call.started_at,
             "first_token_s": end.first_token_s,
@@ -249,6 +250,7 @@ class TurnBuilder:
             self._error = _reported(chunk.error)
         if chunk.usage:
             self._usage = chunk.usage
+        self._recorded = self._recorded or chunk.recorded is True
         if chunk.prompt_token_ids and not self._prompt_ids:
             self._prompt_ids = chunk.prompt_token_ids
         if chunk.sglext:

@@ -99,6 +99,8 @@ class Chunk(msgspec.Struct, gc=False):
     sglext: JsonObject | None = None
     verbose: Verbose | None = msgspec.field(default=None, name="__verbose")
     error: Any = None
+    recorded: bool | None = msgspec.field(default=None, name="__recorded")
+    """Said by our own model that answers from a record."""
 
 
 class _Spelled(msgspec.Struct, gc=False):

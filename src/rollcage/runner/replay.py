@@ -5,13 +5,14 @@ What a replay found is not noted anywhere: it is the difference between two logs
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from rollcage.errors import UsageError
 from rollcage.results.fold import Rollout
+from rollcage.runner.reverify import Correction
 from rollcage.runner.runner import Runner, StartOptions
 from rollcage.simulators.recorded import OnDifference, Record, RecordedModel, asked, difference
-from rollcage.types import NO_MODEL, Endpoint, Job, JsonObject, Origin, Turn, Value
+from rollcage.types import NO_MODEL, Endpoint, JsonObject, Origin, Turn, Value
 
 
 class TurnDifference(Value):
@@ -52,11 +53,13 @@ class ReplayReport(Value):
 
 
 def report_of(original: Rollout, replay: Rollout) -> ReplayReport:
-    """What a replay did otherwise: out of the two logs."""
+    """What a replay did otherwise, and a fork before its turn: out of the two logs."""
     left = list(replay.turns)
     same = alike = 0
     odd: list[Turn] = []
-    for turn in original.turns:
+    fork_turn = replay.origin.turn if replay.origin else None
+    turns = original.turns if fork_turn is None else [turn for turn in original.turns if turn.index < fork_turn - 1]
+    for turn in turns:
         twin = next((each for each in left if asked(each.request) == asked(turn.request)), None)
         if twin is not None:
             same += 1
@@ -72,8 +75,9 @@ def report_of(original: Rollout, replay: Rollout) -> ReplayReport:
         other = left.pop(0) if left else None
         what = str(difference(turn.request, other.request)) if other else "the agent did not ask"
         found.append(TurnDifference(turn=turn.index + 1, what=what))
-    after = len(original.turns) + 1
-    found += [TurnDifference(turn=after, what="the agent asked once more") for _ in left]
+    if fork_turn is None:
+        after = len(original.turns) + 1
+        found += [TurnDifference(turn=after, what="the agent asked once more") for _ in left]
     return ReplayReport(
         original=original.id,
         replay=replay.id,
@@ -81,7 +85,7 @@ def report_of(original: Rollout, replay: Rollout) -> ReplayReport:
         reward=replay.reward,
         outcome_before=original.outcome,
         outcome=replay.outcome,
-        requests=len(original.turns),
+        requests=len(turns),
         same=same,
         alike=alike,
         differences=tuple(found),
@@ -89,15 +93,20 @@ def report_of(original: Rollout, replay: Rollout) -> ReplayReport:
 
 
 async def replay(
-    runner: Runner, original: Rollout, *, on_difference: OnDifference = "stop", live: Endpoint | None = None
+    runner: Runner,
+    original: Rollout,
+    *,
+    on_difference: OnDifference = "stop",
+    live: Endpoint | None = None,
+    correction: Correction | None = None,
 ) -> tuple[Rollout, ReplayReport]:
-    """Run it again with the recorded answers, to the end."""
+    """Run it again with the recorded answers, to the end. `correction`: the task as it is now, and its box."""
     _check(original)
     if on_difference == "live" and live is None:
         raise UsageError("no model is named to hand over to", argument="model", remedy="give one: {model}")
     record = Record(original.turns, on_difference, live=live if on_difference == "live" else None)
     origin = Origin(rollout_id=original.id, how="replay")
-    (played,) = await _played(runner, original, [record], origin)
+    (played,) = await _played(runner, original, [record], origin, correction=correction)
     return played, report_of(original, played)
 
 
@@ -109,15 +118,18 @@ async def fork(
     live: Endpoint,
     n: int = 1,
     edit: JsonObject | None = None,
-    started: Callable[[str], Awaitable[None]] | None = None,
+    on_difference: OnDifference = "stop",
 ) -> list[Rollout]:
-    """`n` rollouts that share the turns before `at` (from 1) and go on live; `edit`: the answer of that turn."""
+    """`n` rollouts that share the turns before `at` (from 1) and go on live; `edit`: the answer of that turn.
+
+    `on_difference`: what is done where the agent asks something else before that turn.
+    """
     _check(original)
     if not 1 <= at <= len(original.turns):
         raise UsageError(f"there is no turn {at}: it has {len(original.turns)}", argument="at")
     group = f"fork:{original.id}:{at}"
-    before = [turn for turn in original.turns if turn.index < at - 1]
-    records = [Record(before, "live", edited=edit, live=live) for _ in range(n)]
+    before, later = ([turn for turn in original.turns if (turn.index < at - 1) is first] for first in (True, False))
+    records = [Record(before, on_difference, later=later, edited=edit, live=live) for _ in range(n)]
     origin = Origin(rollout_id=original.id, how="fork", turn=at, edited=edit is not None)
     return await _played(runner, original, records, origin, group)
 
@@ -132,21 +144,23 @@ def _check(original: Rollout) -> None:
 
 
 async def _played(
-    runner: Runner, original: Rollout, records: Sequence[Record], origin: Origin, group: str = ""
+    runner: Runner,
+    original: Rollout,
+    records: Sequence[Record],
+    origin: Origin,
+    group: str = "",
+    correction: Correction | None = None,
 ) -> list[Rollout]:
     from contextlib import AsyncExitStack
 
     async with AsyncExitStack() as stack:
         ids = []
         for record in records:
-            job = original.job
+            job = original.job.model_copy(update={"group_id": group or original.job.group_id})
+            if correction:
+                job = job.model_copy(update={"task": correction.task, "sandbox": correction.sandbox or job.sandbox})
             if job.model.kind != NO_MODEL.kind:
                 server = await stack.enter_async_context(RecordedModel(record, model=job.model.model))
                 job = job.model_copy(update={"model": server.endpoint(job.model)})
-            job = _again(job, group)
             ids.append(await runner.start(job, StartOptions(origin=origin)))
         return [await runner.wait(rollout_id) for rollout_id in ids]
-
-
-def _again(job: Job, group: str) -> Job:
-    return job.model_copy(update={"group_id": group or job.group_id})

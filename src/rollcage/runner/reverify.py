@@ -13,10 +13,10 @@ from rollcage.types import NO_MODEL, AgentSpec, Job, SandboxSpec, Task, Value
 
 
 class Correction(Value):
-    """What is to be judged by, where that is not what it was."""
+    """A task as it is now, for rollouts of the task as it was."""
 
     task: Task
-    """The corrected task; its workdir must be what it was."""
+    """The corrected task; to judge stored work again, its workdir must be what it was."""
     sandbox: SandboxSpec | None = None
     """The box it wants; None: as it was."""
 

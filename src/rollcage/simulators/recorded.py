@@ -107,6 +107,8 @@ class Record:
     on_difference: OnDifference = "stop"
     edited: JsonObject | None = None
     """A message that is said where the record ends, before the live model speaks."""
+    later: Sequence[Turn] = ()
+    """Those that the live model is asked again: they may come beside the last of `turns`."""
     live: Endpoint | None = None
     """Who speaks where the record ends, and where the agent asks something else, if that is to be `live`."""
     differences: list[tuple[int, Difference]] = field(default_factory=list)
@@ -120,6 +122,8 @@ class Record:
         left = [turn for turn in self.turns if turn.index not in self._used]
         turn = next((each for each in left if asked(each.request) == asked(request)), None)
         turn = turn or next((each for each in left if difference(each.request, request) is None), None)
+        if turn is None and any(difference(each.request, request) is None for each in self.later):
+            left = []
         if turn is None and left and not self.handed_over:
             turn, found = left[0], difference(left[0].request, request)
             if found is not None:
@@ -178,17 +182,18 @@ class RecordedModel(Loopback):
             await send_json(send, {"error": {"message": found or "no answer", "type": "replay"}}, 400)
             return
         turn = found if isinstance(found, Turn) else Turn(index=0, request={}, message=found, status=200)
+        end = {"usage": turn.usage, "__recorded": turn is found}
         if turn.status not in (0, 200):
             await send_json(send, {"error": {"message": turn.error or "it failed then, too"}}, turn.status)
         elif request.get("stream") is True:
             await start(send, 200, [(b"content-type", b"text/event-stream")])
-            for chunk in _chunks(turn, self._model, legacy="prompt" in request):
+            for chunk in _chunks(turn, self._model, end, legacy="prompt" in request):
                 data = b"data: " + json.dumps(chunk).encode() + b"\n\n"
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             done = b"" if turn.error else b"data: [DONE]\n\n"
             await send({"type": "http.response.body", "body": done})
         else:
-            await send_json(send, _whole(turn, self._model, legacy="prompt" in request))
+            await send_json(send, _whole(turn, self._model, end, legacy="prompt" in request))
 
     async def _forward(self, scope: Scope, body: bytes, send: Send, live: Endpoint) -> None:
         """Ask the live model, and pass on what it says as it comes."""
@@ -233,17 +238,17 @@ def _choice(turn: Turn, legacy: bool) -> JsonObject:
     return choice
 
 
-def _whole(turn: Turn, model: str, *, legacy: bool) -> JsonObject:
+def _whole(turn: Turn, model: str, end: JsonObject, *, legacy: bool) -> JsonObject:
     said: JsonObject = {"text": turn.message.get("content") or ""} if legacy else {"message": _message(turn)}
     return {
         **_head(model, "text_completion" if legacy else "chat.completion"),
         "choices": [{**_choice(turn, legacy), **said}],
-        "usage": turn.usage,
+        **end,
         **({"prompt_token_ids": list(turn.prompt_ids)} if turn.prompt_ids else {}),
     }
 
 
-def _chunks(turn: Turn, model: str, *, legacy: bool) -> Iterator[JsonObject]:
+def _chunks(turn: Turn, model: str, end: JsonObject, *, legacy: bool) -> Iterator[JsonObject]:
     """The same as a stream. The first event says who speaks, the second all, the last the usage."""
     head = _head(model, "text_completion" if legacy else "chat.completion.chunk")
     prompt = {"prompt_token_ids": list(turn.prompt_ids)} if turn.prompt_ids else {}
@@ -259,7 +264,7 @@ def _chunks(turn: Turn, model: str, *, legacy: bool) -> Iterator[JsonObject]:
         yield {**head, "choices": [{**choice, "delta": delta, "finish_reason": None}]}
         if choice["finish_reason"]:
             yield {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]}
-    yield {**head, "choices": [], "usage": turn.usage}
+    yield {**head, "choices": [], **end}
 
 
 def _message(turn: Turn) -> JsonObject:

@@ -98,7 +98,7 @@ def sequences(rollout: Rollout, *, per_turn: bool = False, purposes: Collection[
 def _recorded(rollout: Rollout, turn: Turn) -> bool:
     """Whether this turn was answered from the record of another rollout."""
     origin = rollout.origin
-    return origin is not None and (origin.turn is None or turn.index < origin.turn - 1)
+    return origin is not None and (origin.turn is None or turn.recorded)
 
 
 def choose(turns: Iterable[Turn], purposes: Collection[Purpose] = POLICY) -> Chosen:

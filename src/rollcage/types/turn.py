@@ -99,6 +99,8 @@ class Turn(Value):
     """Ids and logprobs are complete and agree with the engine's own count."""
     untrainable_reason: str = ""
     """Why not, where not."""
+    recorded: bool = False
+    """Whether this answer was given before, to the rollout that this one is a replay or a fork of."""
     history: TurnHistory | None = None
     """How the prompt was made, with `history = "exact"`; None without."""
     streamed: bool = True
