@@ -17,8 +17,8 @@ from opencode_env.client import _extract_text
 from opencode_env.config import provider_npm_package
 from opencode_env.live_watch import print_rollout_summary
 from opencode_env.server import opencode_environment as published
-from rollcage.rollout.judge import REWARD_FILE
 from rollcage.schema.request import RolloutRequest
+from rollcage.types import Task
 
 _IN_PROCESS = """
 import asyncio, json
@@ -159,7 +159,7 @@ def test_values_are_made_changed_and_read_as_published() -> None:
 
 def test_the_published_places_are_where_things_are_in_a_box() -> None:
     assert published.HOME == "/home/user" and published.WORKDIR == published.WORKDIR_PATH == "/home/user/workdir"
-    assert published.REWARD_FILE == published.REMOTE_REWARD_PATH == REWARD_FILE
+    assert published.REWARD_FILE == published.REMOTE_REWARD_PATH == f"{Task(instruction='x').reward_dir}/reward.txt"
     assert published.REMOTE_TEST_PATH == "/home/user/tests/test.sh"
     assert published.INSTRUCTION_PATH == "/home/user/task/instruction.md"
     assert published.AGENT_LOG == "/home/user/logs/agent/opencode.jsonl"

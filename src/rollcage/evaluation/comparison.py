@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from rollcage.evaluation.batches import BatchView
+from rollcage.evaluation.estimates import paired
 from rollcage.evaluation.rows import BatchRow
-from rollcage.evaluation.stats import paired
 from rollcage.types import Value
 
 

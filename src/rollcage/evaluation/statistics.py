@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from rollcage.evaluation.estimates import TaskScores, mean_over_tasks, pass_at
 from rollcage.evaluation.rows import BatchRow
-from rollcage.evaluation.stats import Estimate, TaskScores, mean_over_tasks, pass_at
 from rollcage.types import Standing, Value
 
 
@@ -50,11 +50,6 @@ class Statistics(Value):
     """Mean time of a rollout, from its start to its end."""
     rewards: tuple[float, ...] = ()
     """What counts, one by one; for one task of one model only."""
-
-    @property
-    def estimate(self) -> Estimate | None:
-        """The mean with its interval."""
-        return None if self.mean is None else Estimate(self.mean, self.low, self.high, self.scored)
 
 
 class Tally(NamedTuple):

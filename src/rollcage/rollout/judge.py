@@ -16,10 +16,8 @@ from rollcage.rollout.reward import PARTS, TEXT, decided, with_checks
 from rollcage.rollout.setup import Trees, run_commands, stage_tree
 from rollcage.rollout.verify_env import environment_from
 from rollcage.sandboxes.base import PATH, InProcessSandbox, Judged, Listed, Sandbox, Separable, Separation, run
-from rollcage.types import LOGS_DIR, CommandResult, Job, Reward, Stage, Task, resolve_box_path
+from rollcage.types import CommandResult, Job, Reward, Stage, Task, resolve_box_path
 
-REWARD_FILE = f"{LOGS_DIR}/verifier/{TEXT}"
-"""Of tasks whose paths are below home."""
 _MOST_REWARD = 64 << 10
 _SIGNALS = range(129, 193)
 """Exit codes that tell of death by a signal."""

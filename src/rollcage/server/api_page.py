@@ -27,7 +27,7 @@ from rollcage.server.feeds import FeedLine
 from rollcage.server.prompts import PromptText, ask_engine, prompt_text
 from rollcage.server.reading import LogReader, state_of
 from rollcage.server.service import Service
-from rollcage.server.stream import HEARTBEAT_S, EventStream, frame
+from rollcage.server.stream import EventStream, Frames, frame
 from rollcage.store import Query as StoreQuery
 from rollcage.store import Summary
 from rollcage.trajectory.export import Format, rows_of
@@ -93,8 +93,7 @@ def router(reader: LogReader) -> APIRouter:
     @router.get("/board")
     async def board(by: By) -> Response:
         """Every rollout's row, then those that change, as server-sent events."""
-        headers = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
-        return StreamingResponse(_board(reader, by), media_type="text/event-stream", headers=headers)
+        return Frames(_board(reader, by))
 
     @router.get("/rollouts/{rollout_id}/events")
     async def events(
@@ -211,18 +210,13 @@ async def _board(reader: LogReader, caller: Caller) -> AsyncGenerator[bytes, Non
         if before is None:
             break
     yield frame("ready", b"{}")
-    quiet = 0.0
     while True:
         await anyio.sleep(LOOK_S)
         seen = await _look(reader, caller, known)
         changed = [row for row in seen if known.get(row.rollout_id) != row]
         known |= {row.rollout_id: row for row in changed}
-        quiet = 0.0 if changed else quiet + LOOK_S
         if changed:
             yield _rows(changed)
-        elif quiet >= HEARTBEAT_S:
-            quiet = 0.0
-            yield b":\n\n"
 
 
 async def _look(reader: LogReader, caller: Caller, known: dict[str, BoardRow]) -> list[BoardRow]:

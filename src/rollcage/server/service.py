@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from rollcage.simulators import ScriptedModel
 
 Lines = list[FeedLine]
-Entries = list[Entry]
 
 LOOK_S = 5.0
 """How often the service looks for rollouts whose process has died."""

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from rollcage.evaluation.stats import Estimate, TaskScores, mean_over_tasks, paired, pass_at, t_quantile, wilson
+from rollcage.evaluation.estimates import Estimate, TaskScores, mean_over_tasks, paired, pass_at, t_quantile, wilson
 
 
 def mean_of(tasks: Mapping[str, Sequence[float]]) -> Estimate | None:

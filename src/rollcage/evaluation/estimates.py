@@ -1,4 +1,4 @@
-"""Statistics of rewards, as honest as their number allows: means with intervals, pass@k, paired differences. Pure.
+"""Estimates from rewards, as honest as their number allows: means with intervals, pass@k, paired differences. Pure.
 
 Samples of one task are alike, so an interval over several tasks counts tasks and not samples (cluster-robust). Where
 every reward is 0 or 1 and tasks do not repeat, it is Wilson's, which has a width even when all are alike.
