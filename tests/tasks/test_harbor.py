@@ -23,7 +23,7 @@ from rollcage.settings import Settings
 from rollcage.store import Store
 from rollcage.tasks import load, open_source
 from rollcage.tasks.cheats import cheats_for
-from rollcage.tasks.harbor import strip_canary
+from rollcage.tasks.harbor_files import strip_canary
 from rollcage.tasks.trees import tree_of
 from rollcage.types import NO_MODEL, AgentSpec, Job, Outcome
 from rollcage.wiring import opened_runner
@@ -232,6 +232,29 @@ async def test_a_user_whom_nobody_knows_ends_setup(runner: Runner) -> None:
     )
     assert ended.outcome is Outcome.SETUP_FAILED and "no user 'stranger'" in (ended.error or "")
     assert ended.blame == "task"
+
+
+def with_server(script: str) -> Job:
+    file = load(FOLDERS / "mcp-server")
+    (server,) = file.task.mcp_servers
+    server = server.model_copy(update={"args": ("-c", script.replace("REST", server.args[1]))})
+    task = file.task.model_copy(update={"mcp_servers": (server,)})
+    return Job(task=task, model=NO_MODEL, agent=AgentSpec(name="nop"), sandbox=file.sandbox)
+
+
+@pytest.mark.anyio
+async def test_a_server_of_the_task_that_ends_is_the_task_s_fault_and_says_why(runner: Runner) -> None:
+    job = with_server("raise SystemExit('no desk here')")
+    ended = await runner.wait(await runner.start(job))
+    assert (ended.outcome, ended.blame) == (Outcome.ENVIRONMENT_FAILED, "task")
+    assert "the MCP server 'desk' of the task has ended: no desk here" in (ended.error or "")
+
+
+@pytest.mark.anyio
+async def test_a_server_that_complains_a_lot_is_not_held_up_by_it(runner: Runner) -> None:
+    job = with_server("import sys; sys.stderr.write('a line\\n' * 200_000)\nREST")
+    ended = await runner.wait(await runner.start(job))
+    assert (ended.outcome, ended.error) == (Outcome.FINISHED, None)
 
 
 @pytest.mark.anyio

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rollcage.errors import TaskError
 from rollcage.results.fold import Rollout
 from rollcage.runner import Runner
 from rollcage.sandboxes.images.imports import ImageSource, import_image
@@ -16,6 +17,7 @@ from rollcage.settings import Settings
 from rollcage.store import Store
 from rollcage.tasks import load, open_source
 from rollcage.tasks.harbor_files import dockerfile_of
+from rollcage.tasks.harbor_images import plans_of
 from rollcage.types import NO_MODEL, AgentSpec, Job
 from rollcage.wiring import opened_runner
 from support.paths import ROOT
@@ -84,9 +86,45 @@ def test_what_a_dockerfile_says_holds_for_agent_and_verifier_and_what_it_does_no
     (folder / "task.toml").write_text('[verifier]\nenvironment_mode = "separate"\n')
     (folder / "tests/Dockerfile").write_text("FROM a\nUSER judge\n")
     assert (load(folder).task.agent_user, load(folder).task.verify_user) == ("worker", "judge")
+    (folder / "task.toml").write_text('[agent]\nuser = 0\n[verifier]\nuser = "root"\n')
+    assert (load(folder).task.agent_user, load(folder).task.verify_user) == ("", "")
     shutil.rmtree(folder / "environment")
     (folder / "task.toml").write_text('[environment]\ndocker_image = "org/x:1"\n')
     assert any("task.toml:2: names no workdir, and its image is not asked" in each for each in load(folder).notices)
+
+
+COMPOSED = """services:
+  main:
+    build: {context: "${CONTEXT_DIR}"}
+    image: ${MAIN_IMAGE_NAME}
+    command: [sh, -c, sleep infinity]
+    environment: ["TEST_DIR=${TEST_DIR}", "COLOUR=green", "SHADE=${SHADE:-dark}"]
+    volumes: ["${HOST_VERIFIER_LOGS_PATH}:${ENV_VERIFIER_LOGS_PATH}"]
+"""
+
+
+def test_what_a_compose_file_says_of_its_one_service_holds_or_is_told(folder: Path) -> None:
+    (folder / "environment").mkdir()
+    place = folder / "environment/docker-compose.yaml"
+    place.write_text(COMPOSED)
+    file = load(folder)
+    assert file.sandbox.env == {"COLOUR": "green", "SHADE": "dark"}
+    assert not file.sandbox.template and not any("ignored" in each for each in file.notices)
+    place.write_text("services:\n  main:\n    image: org/x:1\n    privileged: true\n    command: redis-server\n")
+    file = load(folder)
+    assert file.sandbox.template == "org-x-1"
+    assert f"{place}: of main, ignored: privileged, command" in file.notices
+    place.write_text("services:\n  main:\n    environment: {KEY: '${KEY}'}\n")
+    with pytest.raises(TaskError, match=r"docker-compose.yaml: environment: .*taken from the machine's environment"):
+        load(folder)
+
+
+def test_a_build_may_take_as_long_as_its_task_says(folder: Path) -> None:
+    (folder / "environment").mkdir()
+    (folder / "environment/Dockerfile").write_text("FROM a\n")
+    assert [plan.timeout_s for plan in plans_of(folder)] == [None]
+    (folder / "task.toml").write_text("[environment]\nbuild_timeout_sec = 1200\n")
+    assert [plan.timeout_s for plan in plans_of(folder)] == [1200]
 
 
 def test_an_image_that_is_to_be_imported_is_told_with_how(folder: Path) -> None:

@@ -52,7 +52,9 @@ def image() -> None:
 @click.option("--file", metavar="TASK.toml", help="Bake the files and the setup commands of this task.")
 @click.option("--allow-host", "hosts", multiple=True, metavar="HOST", help="What it may reach; nothing else is.")
 @ENV
-@click.option("--timeout", type=click.FloatRange(min=1), metavar="SECONDS", help="For all of it.  [default: 1800]")
+@click.option(
+    "--timeout", type=click.FloatRange(min=1), metavar="SECONDS", help="For all of it.  [default: 1800; a task's own]"
+)
 @click.option("--disk-mb", type=click.IntRange(min=1), help="What it may write.  [default: 4096]")
 @click.option("--memory-mb", type=click.IntRange(min=64), help="Memory, what it writes included.  [default: 8192]")
 @REBUILD
@@ -332,9 +334,16 @@ async def build_images(
     """The images of all Dockerfiles that a task's folder has boxes of, each named by its content."""
     from rollcage.sandboxes.images.dockerfile import TIMEOUT_S, build_dockerfile
 
-    most = timeout_s or TIMEOUT_S
     return [
-        await build_dockerfile(boxes, plan.name, plan.context, say, warm=plan.warm, rebuild=rebuild, timeout_s=most)
+        await build_dockerfile(
+            boxes,
+            plan.name,
+            plan.context,
+            say,
+            warm=plan.warm,
+            rebuild=rebuild,
+            timeout_s=timeout_s or plan.timeout_s or TIMEOUT_S,
+        )
         for plan in _plans(file)
     ]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Protocol
 
 import anyio
-from anyio.abc import ByteReceiveStream, ByteSendStream
+from anyio.abc import ByteReceiveStream, ByteSendStream, TaskGroup
 
 from rollcage.environments.base import Environment
 from rollcage.errors import EnvironmentFailed
@@ -26,6 +26,8 @@ from rollcage.types import JsonObject, Task
 START_S, CALL_S = 60.0, 300.0
 LONGEST_LINE = 8 << 20
 _MOST_PAGES = 50
+_COMPLAINT, _COMPLAINT_S = 4096, 2.0
+"""What is kept of what a server printed on standard error, and how long its end is waited for."""
 
 
 class Streams(Protocol):
@@ -39,6 +41,10 @@ class Streams(Protocol):
     def stdout(self) -> ByteReceiveStream:
         """What it says."""
 
+    @property
+    def stderr(self) -> ByteReceiveStream:
+        """What it complains of."""
+
 
 class SpawnsInBox(Protocol):
     """What is needed of a sandbox: commands in it."""
@@ -50,26 +56,32 @@ class SpawnsInBox(Protocol):
 class BoxTools:
     """The tools of servers that were started."""
 
-    def __init__(self) -> None:
-        self._union = Union("prefix")
+    def __init__(self, tasks: TaskGroup) -> None:
+        """`tasks`: in which what servers print on standard error is read, for as long as they run."""
+        self._union, self._tasks = Union("prefix"), tasks
         self._servers: dict[str, _Spoken] = {}
 
     async def add(self, name: str, streams: Streams) -> None:
         """Shake hands with a server, and ask what it offers; EnvironmentFailed where it does not answer."""
         server = _Spoken(name, streams)
+        self._tasks.start_soon(server.hear_complaints)
         about = {"protocolVersion": HANDSHAKE_VERSIONS[-1], "capabilities": {}, "clientInfo": ABOUT_US}
-        with anyio.move_on_after(START_S) as waited:
-            await server.ask("initialize", about)
-            await server.tell("notifications/initialized")
-            listed: list[JsonObject] = []
-            cursor: object = None
-            for _ in range(_MOST_PAGES):
-                page = await server.ask("tools/list", {"cursor": cursor} if cursor else {})
-                listed += [tool for tool in page.get("tools") or () if isinstance(tool, dict)]
-                if not (cursor := page.get("nextCursor")):
-                    break
-        if waited.cancelled_caught:
-            raise EnvironmentFailed(f"the MCP server {name!r} of the task had not answered after {START_S:g} s")
+        listed: list[JsonObject] = []
+        try:
+            with anyio.fail_after(START_S):
+                await server.ask("initialize", about)
+                await server.tell("notifications/initialized")
+                cursor: object = None
+                for _ in range(_MOST_PAGES):
+                    page = await server.ask("tools/list", {"cursor": cursor} if cursor else {})
+                    listed += [tool for tool in page.get("tools") or () if isinstance(tool, dict)]
+                    if not (cursor := page.get("nextCursor")):
+                        break
+        except TimeoutError:
+            late = f"the MCP server {name!r} of the task had not answered after {START_S:g} s"
+            raise EnvironmentFailed(f"{late}{server.complaint}", blame="task") from None
+        except EndpointDown as error:
+            raise EnvironmentFailed(str(error), blame="task") from error
         self._servers[name] = server
         self._union.add(name, listed)
 
@@ -113,12 +125,13 @@ async def tools_for(task: Task, box: SpawnsInBox, environment: Environment | Non
     if not started:
         yield environment.tools if environment else None
         return
-    tools = BoxTools()
-    async with AsyncExitStack() as stack:
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        tools = BoxTools(tasks)
         for server in started:
             process = await stack.enter_async_context(box.spawn([server.command, *server.args], cwd=task.workdir))
             await tools.add(server.name, process)
         yield tools
+        tasks.cancel_scope.cancel()
 
 
 class _Spoken:
@@ -128,6 +141,21 @@ class _Spoken:
         self._name, self._streams = name, streams
         self._read, self._number = bytearray(), 0
         self._turn = anyio.Lock()
+        self._said, self._silent = bytearray(), anyio.Event()
+
+    async def hear_complaints(self) -> None:
+        """Read what it prints on standard error to the end: one that nobody reads stands still once a pipe is full."""
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for chunk in self._streams.stderr:
+                self._said += chunk
+                del self._said[:-_COMPLAINT]
+        self._silent.set()
+
+    @property
+    def complaint(self) -> str:
+        """The last that it printed there, to be put after what is wrong."""
+        lines = self._said.decode(errors="replace").strip().splitlines()
+        return f": {lines[-1][:400]}" if lines else ""
 
     async def tell(self, method: str) -> None:
         await self._send({"jsonrpc": "2.0", "method": method})
@@ -154,7 +182,7 @@ class _Spoken:
         try:
             await self._streams.stdin.send(json.dumps(message).encode() + b"\n")
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
-            raise self._down("has ended") from error
+            raise await self._ended() from error
 
     async def _message(self) -> JsonObject:
         """The next line that is a JSON object; whatever else it prints is passed over."""
@@ -165,7 +193,7 @@ class _Spoken:
                 try:
                     self._read += await self._streams.stdout.receive()
                 except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
-                    raise self._down("has ended") from error
+                    raise await self._ended() from error
             line = bytes(self._read[:end])
             del self._read[: end + 1]
             try:
@@ -174,6 +202,11 @@ class _Spoken:
                 continue
             if isinstance(message, dict):
                 return message
+
+    async def _ended(self) -> EndpointDown:
+        with anyio.move_on_after(_COMPLAINT_S):
+            await self._silent.wait()
+        return self._down(f"has ended{self.complaint}")
 
     def _down(self, what: str) -> EndpointDown:
         return EndpointDown(f"the MCP server {self._name!r} of the task {what}", endpoint=self._name, may_have_run=True)

@@ -148,8 +148,10 @@ def _untouched(path: str, left: Collected, staged: Mapping[str, str], workdir: s
 
 def _decides(path: str) -> bool:
     """Whether an interpreter or a test runner would pick this file of the workdir up by itself."""
-    first, name = PurePosixPath(path).parts[0], PurePosixPath(path).name
-    return name in DECIDERS or first in DECIDERS or first.removesuffix(".py") in sys.stdlib_module_names
+    parts = PurePosixPath(path).parts
+    first, name = parts[0], parts[-1]
+    is_module = first.endswith(".py") or len(parts) > 1
+    return name in DECIDERS or first in DECIDERS or (is_module and first.removesuffix(".py") in sys.stdlib_module_names)
 
 
 async def _misleading(task: Task, box: Sandbox, patch: str, log: Log) -> None:

@@ -1,5 +1,5 @@
 """Reads a task folder in Harbor's format, schema 1.0 to 1.4, exactly as it lies there; what cannot run here is refused
-by name. The older task.yaml of Terminal-Bench 1 is read, too."""
+by name."""
 
 from __future__ import annotations
 
@@ -14,41 +14,30 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from rollcage.errors import TaskError
+from rollcage.tasks import terminal_bench
 from rollcage.tasks.files import TaskFile
 from rollcage.tasks.harbor_config import (
     ArtifactTable,
     Config,
     HarborEnvironment,
     Healthcheck,
-    OldConfig,
-    RollcageTable,
     StepTable,
     Verifier,
     unknown_in,
 )
-from rollcage.tasks.harbor_files import Dockerfile, complaints, dockerfile_of, folder_text, line_of, megabytes, yaml_of
-from rollcage.tasks.harbor_images import plan_of, template_of, warm_steps
-from rollcage.tasks.trees import tree_of
-from rollcage.tasks.warm import FETCHES
-from rollcage.types import SYSTEM_OWN, JsonObject, Limits, SandboxSpec, Task
+from rollcage.tasks.harbor_files import complaints, megabytes, strip_canary
+from rollcage.tasks.harbor_folder import CONFIG, DISK_MB, WORKDIR, FolderReader, user_of
+from rollcage.tasks.harbor_images import template_of
+from rollcage.tasks.terminal_bench import TerminalBenchReader
+from rollcage.types import SYSTEM_OWN, JsonObject, Limits, SandboxSpec
 
-CONFIG, OLD_CONFIG = "task.toml", "task.yaml"
-DISK_MB = 2048
-"""What may be written in the box, unless the task says."""
-_WORKDIR = "/app"
-_CANARY = re.compile(r"\s*(<!--.*\bcanary\b.*-->|#.*\bcanary\b.*)\s*", re.IGNORECASE)
-_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _RUN = "chmod +x {0} && {0}"
-_ROOT = (None, "", "root", 0, "0")
 _HERE = ("localhost", "127.0.0.1", "main")
 _STEP_NAME = re.compile(r"(?!\.{1,2}$)[^/\x00-\x1f]{1,200}")
 _VERIFY_S = 600.0
 _ARTIFACTS = "/logs/artifacts"
 """What every verifier with a box of its own gets of the agent's."""
 _JUDGES_OWN = (*SYSTEM_OWN, "/tests", "/logs/verifier")
-_OLD_VERIFY = """bash /tests/run-tests.sh 2>&1 | tee /logs/verifier/run-tests.txt
-code=${PIPESTATUS[0]}; ! grep -qE '^(FAILED|ERROR) ' /logs/verifier/run-tests.txt && exit $code"""
-"""By what pytest says (`-rA`): a script may do something else after it."""
 _HEALTHCHECK = """failed=0; while true; do
   timeout {timeout} bash -c {command} && exit 0
   if [ $SECONDS -lt {start} ]; then sleep {early}; continue; fi
@@ -58,37 +47,20 @@ done; echo 'the healthcheck of {where} never passed' >&2; exit 1"""
 
 def is_folder_task(folder: Path) -> bool:
     """Whether a folder is a task in this format."""
-    return folder.is_dir() and any((folder / name).is_file() for name in (CONFIG, OLD_CONFIG))
+    return folder.is_dir() and any((folder / name).is_file() for name in (CONFIG, terminal_bench.CONFIG))
 
 
 def load_folder(folder: Path) -> TaskFile:
     """The task in a folder; TaskError with one line per problem, each with its file, where it cannot be used here."""
     if (folder / CONFIG).is_file():
-        return _FolderReader(folder).read()
-    if (folder / OLD_CONFIG).is_file():
-        return _FolderReader(folder).read_old()
-    raise TaskError(f"{folder}: there is neither {CONFIG} nor {OLD_CONFIG} in this folder")
+        return _HarborReader(folder).read()
+    if (folder / terminal_bench.CONFIG).is_file():
+        return TerminalBenchReader(folder).read()
+    raise TaskError(f"{folder}: there is neither {CONFIG} nor {terminal_bench.CONFIG} in this folder")
 
 
-def strip_canary(text: str) -> str:
-    """An instruction without the lines at its start that mark a public task: they are not for the agent."""
-    lines = text.split("\n")
-    while lines and (not lines[0].strip() or _CANARY.fullmatch(lines[0])):
-        lines.pop(0)
-    return "\n".join(lines)
-
-
-class _FolderReader:
-    """Turns a folder into a task, collecting what is wrong on the way."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._problems: list[str] = []
-        self._notices: list[str] = []
-        self._workdir = _WORKDIR
-        self._image_user = ""
-        self._text = ""
-        self._ours = RollcageTable()
+class _HarborReader(FolderReader):
+    """Reads task.toml and what lies beside it."""
 
     def read(self) -> TaskFile:
         place = self._folder / CONFIG
@@ -105,16 +77,18 @@ class _FolderReader:
         self._ours = config.metadata.rollcage
         environment = config.environment
         context = self._folder / "environment"
-        self._work_in(context, environment.workdir, environment.docker_image)
+        service = self._compose(context / "docker-compose.yaml")
+        self._image_name, self._env = environment.docker_image or service.image, service.env
+        self._work_in(context, environment.workdir, self._image_name)
         checks = (_waiting(environment.healthcheck, "[environment]"),) if environment.healthcheck else ()
         task = self._in_steps(config) if config.steps else self._piece(config)
         task["setup"] = (*checks, *task.get("setup", ()))
         sandbox = SandboxSpec(
-            template=self._template(context, environment.docker_image),
+            template=self._template(context, self._image_name),
             disk_mb=environment.storage_mb or megabytes(environment.storage) or DISK_MB,
             memory_mb=max(64, environment.memory_mb or megabytes(environment.memory) or SandboxSpec().memory_mb),
             cpus=environment.cpus,
-            env=self._values("environment.env", environment.env),
+            env=self._env | self._values("environment.env", environment.env),
             verify_hosts=tuple(config.verifier.allowed_hosts) if config.verifier.network_mode == "allowlist" else (),
         )
         name = str(config.task.get("name") or self._folder.resolve().name)
@@ -134,11 +108,14 @@ class _FolderReader:
             "reward_from": "harbor",
             "verify_env": self._values("verifier.env", given),
             "collect": tuple(
-                {"command": each.command, "timeout_s": each.timeout_sec, "user": _user(each.user)} for each in collect
+                {"command": each.command, "timeout_s": each.timeout_sec, "user": user_of(each.user)} for each in collect
             ),
-            "agent_user": _user((step.agent.user if step else None) or config.agent.user or self._image_user),
-            "verify_user": _user((step.verifier.user if step else None) or config.verifier.user)
-            or self._judges_user(config, step, below),
+            "agent_user": user_of(step.agent.user if step else None, config.agent.user, self._image_user),
+            "verify_user": user_of(
+                step.verifier.user if step else None,
+                config.verifier.user,
+                self._judges_user(config, step, below),
+            ),
             "mcp_servers": self._servers(config.environment),
             "limits": limits,
             **self._judge(config, step, below),
@@ -160,7 +137,7 @@ class _FolderReader:
     def _judges_user(self, config: Config, step: StepTable | None, below: str) -> str:
         """As whom the image of the verifier's box has it run."""
         own = self._dockerfile(self._verifier_context(f"{below}tests")) if _is_separate(config, step) else None
-        return _user(own.user) if own else self._image_user
+        return user_of(own.user) if own else self._image_user
 
     def _judge(self, config: Config, step: StepTable | None, below: str) -> JsonObject:
         """The tests, and the verifier's own box where it has one."""
@@ -183,18 +160,15 @@ class _FolderReader:
         if step:
             tables.insert(0, (step.verifier, self._folder / below / "tests"))
         resources = next((each.environment for each, _ in tables if each.environment), config.environment)
-        template, has_tests, workdir = (
-            self._template(self._folder / "environment", config.environment.docker_image),
-            0,
-            "",
-        )
+        template, workdir = self._template(self._folder / "environment", self._image_name), ""
+        has_tests, env = False, self._env if resources is config.environment else {}
         for table, context in tables:
+            service = self._compose(context / "docker-compose.yaml")
             image = table.environment.docker_image if table.environment else None
-            self._compose(context / "docker-compose.yaml")
-            if image or (context / "Dockerfile").is_file():
-                template = template_of(image) if image else self._image(context)
+            if image or service.image or (context / "Dockerfile").is_file():
+                template = template_of(image) if image else self._template(context, service.image)
                 own = self._dockerfile(context)
-                has_tests, workdir = 1, own.workdir if own else _WORKDIR
+                has_tests, workdir, env = True, own.workdir if own else WORKDIR, service.env
                 break
         place = resources.workdir or workdir or self._workdir
         if self._ours.isolate and (PurePosixPath(place).is_relative_to("/tests") or place == "/"):
@@ -204,9 +178,9 @@ class _FolderReader:
             self._problems.append(f"{self._at('metadata.rollcage.isolate')}: {what}")
         return {
             "template": template,
-            "has_tests": bool(has_tests),
+            "has_tests": has_tests,
             "workdir": place,
-            "env": self._values("verifier.environment.env", resources.env),
+            "env": env | self._values("verifier.environment.env", resources.env),
             "memory_mb": resources.memory_mb or megabytes(resources.memory),
             "disk_mb": resources.storage_mb or megabytes(resources.storage),
             "cpus": resources.cpus,
@@ -270,74 +244,6 @@ class _FolderReader:
             ),
         }
 
-    def read_old(self) -> TaskFile:
-        place = self._folder / OLD_CONFIG
-        try:
-            config = OldConfig.model_validate(yaml_of(place, self._read(place)))
-        except ValidationError as error:
-            raise TaskError(complaints(place, error)) from error
-        if config.parser_name != "pytest":
-            self._problems.append(f"{place}: parser_name {config.parser_name!r} is not known here; only pytest is")
-        if unknown := list(unknown_in(config)):
-            self._notices.append(f"{place}: unknown and ignored: {', '.join(unknown)}")
-        if config.run_tests_in_same_shell:
-            self._notices.append(f"{place}: run_tests_in_same_shell is ignored; the verifier has a shell of its own")
-        self._compose(self._folder / "docker-compose.yaml")
-        script = self._needed("run-tests.sh", "the verifier")
-        self._note_network("run-tests.sh", "the verifier reaches only what --verify-hosts allows", context=self._folder)
-        solved = (self._folder / "solution.sh").is_file()
-        if not solved and (self._folder / "solution.yaml").is_file():
-            self._notices.append(
-                f"{self._folder / 'solution.yaml'}: keys that are typed are no script; there is no oracle"
-            )
-        task: JsonObject = {
-            "instruction": strip_canary(config.instruction),
-            "tests_tree": self._tree("tests") if (self._folder / "tests").is_dir() else None,
-            "tests": {"run-tests.sh": self._read(script)} if script else {},
-            "verify": (_OLD_VERIFY,),
-            "verify_env": {"TEST_DIR": "/tests", "T_BENCH_TEST_DIR": "/tests"},
-            "reward_from": "commands",
-            "solution_tree": self._tree("solution.sh") if solved else None,
-            "solution_script": "bash /solution/solution.sh" if solved else "",
-            "limits": Limits(
-                agent_timeout_s=config.max_agent_timeout_sec, verify_timeout_s=config.max_test_timeout_sec
-            ),
-        }
-        sandbox = SandboxSpec(template=self._template(self._folder, None), disk_mb=DISK_MB)
-        self._work_in(self._folder)
-        task |= {"agent_user": self._image_user, "verify_user": self._image_user}
-        return self._made(self._folder.resolve().name, task, sandbox)
-
-    def _work_in(self, context: Path, workdir: str | None = None, docker_image: str | None = None) -> None:
-        """Where commands are and who they are, by the folder of a Dockerfile and what goes before it."""
-        said = self._dockerfile(context)
-        if said:
-            self._workdir, self._image_user = workdir or said.workdir, _user(said.user)
-            if said.notice and not workdir:
-                self._notices.append(f"{context / 'Dockerfile'}: {said.notice}; the workdir is {self._workdir}")
-        else:
-            self._workdir = workdir or _WORKDIR
-            if docker_image and not workdir:
-                what = f"names no workdir, and its image is not asked for one; it is {_WORKDIR}"
-                self._notices.append(f"{self._at('environment.docker_image')}: {what}")
-
-    def _system(self, name: str) -> JsonObject:
-        """Harbor's verifier sees everything as the agent left it, unless the task says to us that it need not."""
-        isolate, keep = self._ours.isolate, self._ours.keep
-        kept = tuple(keep) if keep is not None else () if isolate else ("/",)
-        paths = {"paths": "system", "workdir": self._workdir, "keep": kept, "restore": (), "seal_tests": False}
-        return {"id": name[:200], **paths, "isolate": isolate}
-
-    def _made(self, name: str, task: JsonObject, sandbox: SandboxSpec) -> TaskFile:
-        if self._problems:
-            raise TaskError("\n".join(dict.fromkeys(self._problems)))
-        try:
-            made = Task.model_validate({**self._system(name), **task})
-        except ValidationError as error:
-            place = self._folder / (CONFIG if self._text else "")
-            raise TaskError(complaints(place, error, self._text, under="environment")) from error
-        return TaskFile(path=self._folder, task=made, sandbox=sandbox, notices=tuple(self._notices))
-
     def _refuse(self, place: Path, config: Config) -> None:
         environment, verifier = config.environment, config.verifier
         version = config.schema_version or config.version
@@ -356,7 +262,6 @@ class _FolderReader:
         for name, box in {"environment": environment, **boxes}.items():
             wrong |= _beyond_a_box(name, box) if box else {}
         self._problems += [f"{self._at(what)}: {what}" for what, so in wrong.items() if so]
-        self._compose(self._folder / "environment" / "docker-compose.yaml")
         if environment.network_mode in (None, "public") and environment.allow_internet is not False:
             self._notices.append(f"{place}: the agent has no network here, where Harbor would give it one")
         if environment.network_mode == "allowlist" or config.agent.allowed_hosts:
@@ -368,36 +273,6 @@ class _FolderReader:
         if config.artifacts and not any(table.separate for table in verifiers.values()):
             self._notices.append(f"{place}: artifacts are not taken out; the verifier sees everything anyhow")
 
-    def _note_network(self, name: str, why: str, *, context: Path | None = None) -> None:
-        """Say which line of a script fetches something, before it fails in a box that cannot.
-
-        `context`: of the image in whose build what can be installed beforehand is.
-        """
-        path = self._folder / name
-        steps = warm_steps(self._folder, context) if context and (context / "Dockerfile").is_file() else ()
-        warmed = {step.line for step in steps if step.path == path and step.whole}
-        lines = path.read_text(errors="replace").splitlines() if path.is_file() and not path.is_symlink() else []
-        for number, line in enumerate(lines, 1):
-            if number in warmed or line.lstrip().startswith("#"):
-                continue
-            if found := FETCHES.search(line):
-                self._notices.append(f"{path}:{number}: `{found[1]}` may want a network: {why}")
-                return
-
-    def _at(self, what: str) -> str:
-        """The file, and the line of the field that a complaint begins with."""
-        found = re.match(r"[\w.]+", what)
-        line = line_of(self._text, found[0].split(".")) if found else 0
-        return f"{self._folder / CONFIG}{f':{line}' if line else ''}"
-
-    def _compose(self, path: Path) -> None:
-        if not path.exists():
-            return
-        services = yaml_of(path, self._read(path)).get("services")
-        names = list(services) if isinstance(services, dict) else []
-        if len(names) != 1:
-            self._problems.append(f"{path}: has the services {', '.join(map(str, names)) or 'none'}; one box is one")
-
     def _instruction(self, below: str = "") -> str:
         path = self._needed(f"{below}instruction.md", "what the agent is asked")
         text = strip_canary(self._read(path)) if path else "-"
@@ -406,61 +281,10 @@ class _FolderReader:
             return "-"
         return text
 
-    def _read(self, path: Path) -> str:
-        return folder_text(path, self._folder)
-
-    def _needed(self, name: str, what: str) -> Path | None:
-        path = self._folder / name
-        if path.is_file():
-            return path
-        self._problems.append(f"{path}: is missing: {what}")
-        return None
-
-    def _tree(self, name: str) -> object:
-        place = self._folder / name
-        try:
-            if place.is_symlink() and place.resolve().is_relative_to(self._folder.resolve()):
-                place = place.resolve()  # another folder of the task
-            return tree_of(place)
-        except TaskError as error:
-            self._problems.append(str(error))
-            return None
-
-    def _values(self, where: str, given: Mapping[str, str]) -> dict[str, str]:
-        """With `${NAME:-default}` filled in by the default: nothing of this machine's environment goes to a box."""
-
-        def filled(found: re.Match[str]) -> str:
-            if found[2] is None:
-                why = f"{found[0]} is taken from the machine's environment, which no box gets"
-                self._problems.append(f"{self._at(where)}: {where}: {why}")
-            return found[2] or ""
-
-        return {name: _VARIABLE.sub(filled, value) for name, value in given.items()}
-
-    def _template(self, context: Path, docker_image: str | None) -> str:
-        if (context / "Dockerfile").is_file():
-            return self._image(context)
-        return template_of(docker_image) if docker_image else ""
-
-    def _image(self, context: Path) -> str:
-        try:
-            return plan_of(self._folder, context).name
-        except TaskError as error:
-            self._problems.append(str(error))
-            return ""
-
-    def _dockerfile(self, context: Path) -> Dockerfile | None:
-        path = context / "Dockerfile"
-        return dockerfile_of(self._read(path)) if path.is_file() else None
-
 
 def _is_separate(config: Config, step: StepTable | None) -> bool:
     said = step.verifier.separate if step else None
     return bool(config.verifier.separate if said is None else said)
-
-
-def _user(given: str | int | None) -> str:
-    return "" if given in _ROOT else str(given)
 
 
 def _solving(env: Mapping[str, str]) -> str:

@@ -63,7 +63,7 @@ class McpTable(Table):
 class HarborEnvironment(Table):
     """`[environment]`."""
 
-    build_timeout_sec: float = 600
+    build_timeout_sec: Seconds | None = None
     docker_image: str | None = None
     os: str = "linux"
     cpus: Annotated[float, Field(gt=0, le=10_000)] | None = None

@@ -17,6 +17,10 @@ from rollcage.tasks.files import text_of
 
 HOME = "/root"
 """Where commands are where a Dockerfile names no folder; its engine would be in `/`, which is no folder to work in."""
+_CANARY = re.compile(r"\s*(<!--.*\bcanary\b.*-->|#.*\bcanary\b.*)\s*", re.IGNORECASE)
+_RUNNERS = re.compile(r"\$\{(T_BENCH|HOST|ENV|MAIN|CONTEXT|TEST|CPUS|MEMORY)[A-Z_]*\}")
+"""In compose files: what the programs that these formats come from fill in themselves."""
+_COMPOSED = frozenset(("image", "environment", "container_name", "init", "tty", "stdin_open", "platform"))
 
 
 class Dockerfile(NamedTuple):
@@ -28,6 +32,16 @@ class Dockerfile(NamedTuple):
     """The last USER; empty is root."""
     notice: str = ""
     """What of it cannot be told from the file alone."""
+
+
+class Service(NamedTuple):
+    """What a compose file says of one service."""
+
+    image: str = ""
+    """Its name; empty where the file does not say."""
+    env: dict[str, str] = {}
+    ignored: tuple[str, ...] = ()
+    """What else it says, that no box has."""
 
 
 def folder_text(path: Path, folder: Path) -> str:
@@ -73,6 +87,44 @@ def _set(text: str, names: dict[str, str]) -> dict[str, str]:
 
 def _filled(text: str, names: dict[str, str]) -> str:
     return Template(text.strip("\"'")).safe_substitute(names)
+
+
+def strip_canary(text: str) -> str:
+    """An instruction without the lines at its start that mark a public task: they are not for the agent."""
+    lines = text.split("\n")
+    while lines and (not lines[0].strip() or _CANARY.fullmatch(lines[0])):
+        lines.pop(0)
+    return "\n".join(lines)
+
+
+def services_of(path: Path, text: str) -> dict[str, Service]:
+    """The services of a compose file, by name."""
+    services = yaml_of(path, text).get("services")
+    return {str(name): _service(said) for name, said in services.items()} if isinstance(services, dict) else {}
+
+
+def _service(said: object) -> Service:
+    said = said if isinstance(said, dict) else {}
+    image, given = str(said.get("image") or ""), said.get("environment") or {}
+    pairs = given.items() if isinstance(given, dict) else [str(each).partition("=")[::2] for each in given]
+    env = {str(name): "" if value is None else str(value) for name, value in pairs}
+    return Service(
+        image="" if "$" in image else image,
+        env={name: value for name, value in env.items() if not _RUNNERS.search(value)},
+        ignored=tuple(str(name) for name, value in said.items() if not _is_usual(str(name), value)),
+    )
+
+
+def _is_usual(name: str, value: object) -> bool:
+    """Whether a box is the same without it: which folder is built, a command that only waits, folders of logs."""
+    if name == "build":
+        build = value if isinstance(value, dict) else {}
+        return build.keys() <= {"context", "dockerfile"} and build.get("dockerfile", "Dockerfile") == "Dockerfile"
+    if name == "command":
+        return "sleep" in str(value) or "tail" in str(value)
+    if name == "volumes":
+        return isinstance(value, list) and all(_RUNNERS.search(str(each)) for each in value)
+    return name in _COMPOSED
 
 
 def megabytes(text: str | None) -> int | None:

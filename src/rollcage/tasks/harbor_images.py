@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
+from rollcage.tasks.harbor_config import Config
 from rollcage.tasks.trees import tree_of
 from rollcage.tasks.warm import InstallStep, script_of, steps_of
 
@@ -23,6 +25,8 @@ class ImagePlan(NamedTuple):
     """The folder with its Dockerfile."""
     warm: str
     """The script that the build ends with; empty: none."""
+    timeout_s: float | None = None
+    """How long the task lets it take; None: it does not say."""
 
 
 def template_of(image: str) -> str:
@@ -41,7 +45,16 @@ def plan_of(folder: Path, context: Path) -> ImagePlan:
 def plans_of(folder: Path) -> list[ImagePlan]:
     """All of a task folder's."""
     places = [folder / "environment", folder, folder / "tests", *sorted(folder.glob("steps/*/tests"))]
-    return [plan_of(folder, place) for place in places if (place / "Dockerfile").is_file()]
+    most = _build_timeout(folder)
+    return [plan_of(folder, place)._replace(timeout_s=most) for place in places if (place / "Dockerfile").is_file()]
+
+
+def _build_timeout(folder: Path) -> float | None:
+    try:
+        said = tomllib.loads((folder / "task.toml").read_text())
+        return Config.model_validate(said).environment.build_timeout_sec
+    except (OSError, ValueError):  # whoever reads the task says what is wrong
+        return None
 
 
 def warm_steps(folder: Path, context: Path) -> Iterator[InstallStep]:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from rollcage.errors import TaskError, UsageError
 from rollcage.tasks.expected import expected_of
 from rollcage.tasks.files import TaskFile
-from rollcage.tasks.harbor import DISK_MB
+from rollcage.tasks.harbor_folder import DISK_MB
 from rollcage.tasks.harbor_images import template_of
 from rollcage.tasks.logs import END, EXIT_CODE, START
 from rollcage.tasks.problems import problems_of
