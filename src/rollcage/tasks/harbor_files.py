@@ -34,7 +34,7 @@ class Dockerfile(NamedTuple):
     """What of it cannot be told from the file alone."""
 
 
-class Service(NamedTuple):
+class ComposeService(NamedTuple):
     """What a compose file says of one service."""
 
     image: str = ""
@@ -97,18 +97,18 @@ def strip_canary(text: str) -> str:
     return "\n".join(lines)
 
 
-def services_of(path: Path, text: str) -> dict[str, Service]:
+def services_of(path: Path, text: str) -> dict[str, ComposeService]:
     """The services of a compose file, by name."""
     services = yaml_of(path, text).get("services")
     return {str(name): _service(said) for name, said in services.items()} if isinstance(services, dict) else {}
 
 
-def _service(said: object) -> Service:
+def _service(said: object) -> ComposeService:
     said = said if isinstance(said, dict) else {}
     image, given = str(said.get("image") or ""), said.get("environment") or {}
     pairs = given.items() if isinstance(given, dict) else [str(each).partition("=")[::2] for each in given]
     env = {str(name): "" if value is None else str(value) for name, value in pairs}
-    return Service(
+    return ComposeService(
         image="" if "$" in image else image,
         env={name: value for name, value in env.items() if not _RUNNERS.search(value)},
         ignored=tuple(str(name) for name, value in said.items() if not _is_usual(str(name), value)),

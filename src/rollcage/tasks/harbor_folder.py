@@ -12,8 +12,8 @@ from rollcage.errors import TaskError
 from rollcage.tasks.files import TaskFile
 from rollcage.tasks.harbor_config import RollcageTable
 from rollcage.tasks.harbor_files import (
+    ComposeService,
     Dockerfile,
-    Service,
     complaints,
     dockerfile_of,
     folder_text,
@@ -106,14 +106,14 @@ class FolderReader:
         line = line_of(self._text, found[0].split(".")) if found else 0
         return f"{self._folder / CONFIG}{f':{line}' if line else ''}"
 
-    def _compose(self, path: Path) -> Service:
+    def _compose(self, path: Path) -> ComposeService:
         """The one service of a compose file; more are a problem, and what of it nobody follows is told."""
         if not path.exists():
-            return Service()
+            return ComposeService()
         services = services_of(path, self._read(path))
         if len(services) != 1:
             self._problems.append(f"{path}: has the services {', '.join(services) or 'none'}; one box is one")
-            return Service()
+            return ComposeService()
         [(name, service)] = services.items()
         if service.ignored:
             self._notices.append(f"{path}: of {name}, ignored: {', '.join(service.ignored)}")
