@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from rollcage.cli import rollcage as cli
 from rollcage.events import AbortRequested, Ended, Event, Queued, StageStarted
 from rollcage.results.result import RolloutResult
 from rollcage.runner import Owners
@@ -62,6 +65,17 @@ def test_help_comes_at_once_and_imports_nothing_heavy(tmp_path: Path) -> None:
         took.append(after.children_user + after.children_system - before.children_user - before.children_system)
     # The processor's time: how long one waits for it depends on what else the machine does.
     assert min(took) < 0.4, took
+
+
+GROUPS = [name for name, command in cli.commands.items() if isinstance(command, click.Group)]
+
+
+@pytest.mark.parametrize("group", ["", *GROUPS])
+def test_help_says_what_each_command_does_in_one_whole_line(tmp_path: Path, group: str) -> None:
+    shown = rollcage(tmp_path, *group.split(), "--help").stdout
+    rows = re.search(r"^Commands:\n((?:  .*\n?)+)", shown, re.MULTILINE)
+    assert rows
+    assert [row for row in rows[1].splitlines() if not row.endswith((".", "?")) or row.endswith("...")] == []
 
 
 @pytest.mark.parametrize(

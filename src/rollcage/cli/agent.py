@@ -29,9 +29,10 @@ def agent() -> None:
 @agent.command("ls")
 @JSON
 def list_agents(as_json: bool) -> int:
-    """List the agents: version, what they speak to their model, whether they are installed, and how large.
+    """List the agents: version, wire, size, and what a run costs.
 
-    CPU is that of a rollout of three model calls, as `agent install` or `agent check` measured it on this machine.
+    The wire is what an agent speaks to its model. CPU is that of a rollout of three model calls, as `agent install` or
+    `agent check` measured it on this machine.
 
     \b
     Example:
@@ -64,7 +65,9 @@ def list_agents(as_json: bool) -> int:
 @click.argument("names", nargs=-1, required=True)
 @JSON
 def install(names: Sequence[str], as_json: bool) -> int:
-    """Fetch agents and build their layers, once; then measure what a rollout with each costs in CPU.
+    """Fetch agents and build their layers, once.
+
+    Then what a rollout with each costs in CPU is measured.
 
     \b
     Examples:
@@ -101,7 +104,9 @@ def install(names: Sequence[str], as_json: bool) -> int:
 @click.option("--sandbox", "backend", default="local", metavar="NAME", help="The backend whose boxes it is tried in.")
 @JSON
 def check(name: str, only: Sequence[str], backend: str, as_json: bool) -> int:
-    """Try out an agent with a scripted model: everything that an agent must hold.
+    """Try out an agent with a scripted model.
+
+    Everything that an agent must hold is checked.
 
     Exit code 0: it is fit for use. 1: a check failed. 3: no box can be opened here.
 

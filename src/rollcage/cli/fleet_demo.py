@@ -35,7 +35,7 @@ KEY = "ticket-desk"
 @click.option("--agent", type=click.Choice(["opencode", "loop"]), help="A rollout: this agent, a scripted model.")
 @JSON
 def demo(seed: int, serve: bool, port: int, agent: str | None, as_json: bool) -> int:
-    """Try it all without a key, on a local Fleet: a ticket desk on this machine.
+    """Try it all without a key: a ticket desk on this machine.
 
     A small script plays the agent: it works on a task through the tools, the environment's verifier scores it, a server
     is restarted under it, and the instance is released. The same seed gives the same output. With --agent it is a whole

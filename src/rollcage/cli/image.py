@@ -60,7 +60,9 @@ def image() -> None:
 @REBUILD
 @JSON
 def build(name: str, as_json: bool, **options: Any) -> int:
-    """Run commands in a box and keep what they changed below home as the image NAME.
+    """Make the image NAME by commands in a box, or by Dockerfiles.
+
+    What the commands changed below home is the image.
 
     The same commands on the same base are not run again. pip and npm -g install below home; programs there are found
     by name in every later box of the image.
@@ -104,7 +106,9 @@ def build(name: str, as_json: bool, **options: Any) -> int:
 @REBUILD
 @JSON
 def import_(name: str, source: str, as_json: bool, **options: Any) -> int:
-    """Take a root file system as the image NAME: boxes of it show this system and nothing of the host's.
+    """Take a root file system as the image NAME.
+
+    Boxes of it show this system and nothing of the host's.
 
     A folder or a tar archive, as docker or podman export or save it.
 
@@ -134,7 +138,9 @@ def import_(name: str, source: str, as_json: bool, **options: Any) -> int:
 @image.command()
 @JSON
 def ls(as_json: bool) -> int:
-    """List images: name, what each has of its own, what it shares with others, age, and what it was made from.
+    """List images: size, age, and what each was made from.
+
+    OWN is what no other image has, SHARED what others have too.
 
     \b
     Example:
@@ -166,7 +172,7 @@ def ls(as_json: bool) -> int:
 @click.argument("name")
 @JSON
 def show(name: str, as_json: bool) -> int:
-    """Show one image: size, source, system, variables and the layers it is made of.
+    """Show one image: size, source, variables, layers.
 
     \b
     Example:
@@ -221,7 +227,9 @@ def rm(names: tuple[str, ...], as_json: bool) -> int:
 @image.command()
 @JSON
 def prune(as_json: bool) -> int:
-    """Remove what no image needs: layers of images that are gone, and what builds left that were killed.
+    """Remove what no image needs.
+
+    Layers of images that are gone, and what builds left that were killed.
 
     Nothing that an open box uses is removed.
 

@@ -44,10 +44,10 @@ def model() -> None:
 @click.option("--threads", type=click.IntRange(1, 256), help="Processors it may use.  [default: half of them]")
 @JSON
 def serve(port: int, context: int, threads: int | None, as_json: bool) -> int:
-    """Serve SmolLM2-135M with llama.cpp's own server until Ctrl-C, and print how to reach it.
+    """Serve a very small real model until Ctrl-C.
 
-    It shows real sampling and real capture; it is far too small to solve tasks. Needs the extra
-    rollcage[local-model]; its weights are fetched the first time (93 MB).
+    SmolLM2-135M in llama.cpp's own server; how to reach it is printed. It shows real sampling and real capture; it is
+    far too small to solve tasks. Needs the extra rollcage[local-model]; its weights are fetched the first time (93 MB).
 
     \b
     Example:

@@ -31,7 +31,7 @@ def sandbox() -> None:
 @click.option("--only", multiple=True, metavar="NAME", help="A check or a family of checks; may be repeated.")
 @JSON
 def check(backend: str, only: tuple[str, ...], as_json: bool) -> int:
-    """Try out a backend: everything that a box must hold, and what it must withstand.
+    """Try out a backend: what its boxes must hold and withstand.
 
     Exit code 0: it is fit for use. 1: a check failed. 3: no box can be opened here.
 

@@ -28,7 +28,7 @@ def tasks() -> None:
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @JSON
 def ls(sources: tuple[str, ...], as_json: bool) -> int:
-    """List tasks: id, image, size, what verifies them, and whether they can run here.
+    """List tasks: id, image, size, verifier; can each run here?
 
     A source is a task file, a folder of tasks, or a .jsonl file of tasks. Exit code 1: one of them cannot run here.
 

@@ -221,10 +221,9 @@ def _seccomp() -> MachineFinding:
 
 _WITHOUT = {
     "memory": "not enforced for a box as a whole: each process is held to the limit, all of them together are not",
-    "pids": "not needed: the number of processes is bounded without it",
     "cpu": "not enforced: `cpus` has no effect, a box may use every processor",
 }
-"""What it means that a cgroup cannot be used. A box says so too, in its notes."""
+"""What it means that a cgroup cannot be used. A box says so too, in its notes. `pids` is bounded without one."""
 
 
 def _cgroups(fork_server: ForkServer | RollcageError) -> list[MachineFinding]:
@@ -236,12 +235,15 @@ def _cgroups(fork_server: ForkServer | RollcageError) -> list[MachineFinding]:
         versions = {name: tree.version for tree in groups.trees() for name in tree.controllers}
     finally:
         groups.close()
-    return [
-        MachineFinding(f"cgroup {name}", True, f"enforced by version {versions[name]}", "")
-        if name in versions
-        else MachineFinding(f"cgroup {name}", False, _WITHOUT[name], _cgroup_remedy(name))
-        for name in CONTROLLERS
-    ]
+    return [_cgroup(name, versions.get(name)) for name in CONTROLLERS]
+
+
+def _cgroup(name: str, version: int | None) -> MachineFinding:
+    if version is not None:
+        return MachineFinding(f"cgroup {name}", True, f"enforced by version {version}", "")
+    if name not in _WITHOUT:
+        return MachineFinding(f"cgroup {name}", True, "none, and none is needed: a limit of each user bounds them", "")
+    return MachineFinding(f"cgroup {name}", False, _WITHOUT[name], _cgroup_remedy(name))
 
 
 def _may_join(fork_server: ForkServer | RollcageError, folder: Path) -> bool:
