@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import anyio
+import click
 import pytest
+from pydantic import ValidationError
 
 from rollcage.agents.shell import Shell
 from rollcage.agents.stored import StoredWork
 from rollcage.cli.nodes import cluster_of
+from rollcage.cluster import Cluster
 from rollcage.cluster.content import ContentStore
 from rollcage.cluster.view import read_view, write_view
 from rollcage.events import WorkStored
@@ -136,3 +139,13 @@ def test_options_of_the_command_become_a_cluster() -> None:
     assert cluster is not None and cluster.resources == {"CPU": 0.5, "place": 1.0} and cluster.places == 8
     assert cluster.labels == {"pool": "agents"} and cluster.lease_s == 60.0
     assert cluster.autoscale
+
+
+@pytest.mark.parametrize("amount", ["-1", "nan", "inf", "much"])
+def test_what_is_no_amount_of_a_resource_is_refused(amount: str) -> None:
+    given = {"ray": "auto", "ray_places": None, "ray_resource": (f"place={amount}",), "ray_label": ()}
+    with pytest.raises(click.UsageError, match=f"--ray-resource: place='{amount}' is no amount"):
+        cluster_of({**given, "ray_lease": None, "ray_autoscale": False, "node_home": None})
+    if amount != "much":
+        with pytest.raises(ValidationError):
+            Cluster(resources={"place": float(amount)})

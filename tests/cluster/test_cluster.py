@@ -15,6 +15,7 @@ import pytest
 from rollcage.cluster.head import Head
 from rollcage.cluster.messages import Hello
 from rollcage.cluster.node import NodeHost
+from rollcage.cluster.options import NodeInfo
 from rollcage.cluster.outbox import WINDOW, Outbox
 from rollcage.errors import StoreError
 from rollcage.events import Requeued, StageStarted
@@ -23,7 +24,7 @@ from rollcage.settings import Settings
 from rollcage.simulators import ScriptedModel
 from rollcage.store import Store
 from rollcage.types import NO_MODEL, AgentSpec, Blame, Job, Outcome, ScriptedTurn, Stage, Task
-from support.cluster import Machines, opened_cluster
+from support.cluster import DirectLink, Machines, opened_cluster
 
 pytestmark = pytest.mark.anyio
 
@@ -251,6 +252,50 @@ async def test_only_nodes_with_the_label_are_used_and_draining_ones_get_nothing_
         assert (await cluster.wait(await cluster.start(shell("touch done")))).outcome is Outcome.FINISHED
         assert (await cluster.wait(running)).outcome is Outcome.FINISHED
         assert len(drained.orders) == 1 and len(later.orders) == 1 and not machines.all["other"].orders
+
+
+async def test_rollouts_that_no_node_can_run_say_why(
+    opened: Opened, machines: Machines, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rollcage.cluster.nodes.STUCK_S", 0.5)
+    machines.add("a", places=2, pool="gpu")
+    machines.add("b", places=2)
+    wrong = {"resources": {"CPU": 64}, "labels": {"pool": "agents"}}
+    for options, reason in (
+        ({"labels": wrong["labels"]}, "2 x it has no label pool=agents"),
+        ({"resources": wrong["resources"]}, "2 x a rollout takes 64 CPU, and it has 2 CPU free"),
+    ):
+        async with opened(**options) as (cluster, head):
+            rollout_id = await cluster.start(shell("touch done"))
+            said = ""
+            with anyio.fail_after(60):
+                while f"no node of the cluster can run rollouts: {reason}" not in said:
+                    await anyio.sleep(0.1)
+                    said += capsys.readouterr().err
+            assert {(view.state, view.problem) for view in head.nodes_view()} == {("unusable", reason[4:])}
+            fits = machines.add("c", places=64, pool="agents")
+            assert (await cluster.wait(rollout_id)).outcome is Outcome.FINISHED and len(fits.orders) == 1
+            assert [view.id for view in head.nodes_view()] == ["c"], "others may be for something else"
+        del machines.all["c"]
+
+
+async def test_what_ray_refuses_of_a_node_is_its_problem_alone(
+    opened: Opened, machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = machines.connect
+
+    def refusing(node: NodeInfo, places: int) -> DirectLink:
+        if node.id == "a":
+            raise ValueError("GPU resource quantities >1 must be whole numbers")
+        return connect(node, places)
+
+    monkeypatch.setattr(machines, "connect", refusing)
+    machines.add("a")
+    async with opened() as (cluster, head):
+        await until(head.nodes_view)
+        assert [view.problem for view in head.nodes_view()] == ["GPU resource quantities >1 must be whole numbers"]
+        machines.add("b")
+        assert (await cluster.wait(await cluster.start(shell("touch done")))).outcome is Outcome.FINISHED
 
 
 async def test_a_cluster_that_scales_is_asked_for_room_and_lets_go_of_what_idles(

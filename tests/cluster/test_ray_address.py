@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rollcage.cluster import ray_connection
-from rollcage.cluster.ray_connection import check_answers
+from rollcage.cluster.ray_connection import check_answers, check_node
 from rollcage.errors import SetupError
 from support.commands import rollcage
 
@@ -95,3 +95,14 @@ def test_who_is_somebody_else_is_told_from_a_ray(said: bytes) -> None:
 def test_settings_of_http_2_and_a_refusal_of_tls_are_a_ray(said: bytes) -> None:
     with answering(said) as address:
         check_answers(address)
+
+
+def test_a_machine_that_is_no_node_says_how_to_become_one(tmp_path: Path) -> None:
+    for number, name in (("12", "bash"), ("self", "raylet")):
+        (tmp_path / number).mkdir()
+        (tmp_path / number / "comm").write_text(f"{name}\n")
+    with pytest.raises(SetupError, match=r"is no node of the Ray cluster at head:6379") as caught:
+        check_node("head:6379", tmp_path)
+    assert "ray start --address head:6379 --num-cpus 0" in str(caught.value.remedy)
+    (tmp_path / "12" / "comm").write_text("raylet\n")
+    check_node("head:6379", tmp_path)

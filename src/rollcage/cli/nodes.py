@@ -81,6 +81,9 @@ def _pairs(option: str, texts: tuple[str, ...]) -> list[tuple[str, str]]:
 
 def _number(name: str, text: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise click.UsageError(f"--ray-resource: {name}={text!r} is no number") from None
+        number = -1.0
+    if 0 <= number < float("inf"):
+        return number
+    raise click.UsageError(f"--ray-resource: {name}={text!r} is no amount")

@@ -26,8 +26,6 @@ class Hello(NamedTuple):
     """A file below the head's home: a node that sees it has the same home, and needs nothing sent."""
     warm: int = 0
     """Boxes kept open ahead."""
-    local: bool = True
-    """Whether agents may be named by file or version."""
 
 
 class Welcome(NamedTuple):

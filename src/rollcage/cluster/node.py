@@ -44,7 +44,7 @@ OpenRegistry = Callable[[Settings, Hello], AbstractAsyncContextManager[Registry]
 
 def registry_of(settings: Settings, hello: Hello) -> AbstractAsyncContextManager[Registry]:
     """What rollouts are run with on this machine."""
-    return opened_registry(settings, warm=hello.warm, local=hello.local)
+    return opened_registry(settings, warm=hello.warm)
 
 
 class NodeHost:

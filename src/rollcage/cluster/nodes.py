@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from rollcage.gateway import Gateway
 from rollcage.gateway.live import Delta
 from rollcage.schema.nodes import NodeView
 from rollcage.settings import EndpointSettings, OtlpSettings, Settings
+from rollcage.wiring import warn
 
 LOOK_S = 1.0
 """How often Ray is asked which nodes there are."""
@@ -37,6 +39,8 @@ GRACE = 0.1
 """How much longer than its lease a node is waited for, of the lease: it has to stop what it ran."""
 START_S = 300.0
 """How long a node may take to begin."""
+STUCK_S = 5.0
+"""How long rollouts wait without any node until somebody is told why."""
 
 
 @dataclass
@@ -85,6 +89,10 @@ class ClusterNodes:
         """Nodes that could not be used: how often, until when they are left alone, and why."""
         self._resting: set[str] = set()
         """Those that were let go, and may leave."""
+        self._unfit: dict[str, tuple[str, str]] = {}
+        """Address, and what does not suit, of the nodes that no rollout can be given."""
+        self._stuck_since = 0.0
+        """Since when rollouts have waited without any node; 0: they do not."""
         self._known: frozenset[str] = frozenset()
         self._marker = f"cluster/{secrets.token_hex(8)}"
         self._replicas = gateway.replicas
@@ -130,11 +138,16 @@ class ClusterNodes:
         ]
         left = self._known - self.all.keys()
         resting = [NodeView(id=key, address="", state="resting", places=0) for key in left & self._resting]
-        problems = {key: why for key, (_, _, why) in self._problems.items() if key in left - self._resting}
+        problems = {key: ("", why) for key, (_, _, why) in self._problems.items() if key in left - self._resting}
+        if not found:
+            problems |= self._unfit  # a Ray may have many nodes that are not for rollouts
         return [
             *found,
             *resting,
-            *(NodeView(id=key, address="", state="unusable", places=0, problem=why) for key, why in problems.items()),
+            *(
+                NodeView(id=key, address=address, state="unusable", places=0, problem=why)
+                for key, (address, why) in problems.items()
+            ),
         ]
 
     async def _look(self) -> None:
@@ -146,8 +159,10 @@ class ClusterNodes:
                 self._resting &= self._known
                 if self._options.autoscale:
                     await self._scale()
+                self._unfit.clear()
                 for key, info in found.items():
                     self._consider(key, info)
+            self._tell_why()
             await self._find_replicas()
             write_view(self._settings.home, self.view())
             await anyio.sleep(LOOK_S)
@@ -174,11 +189,42 @@ class ClusterNodes:
             if node.state in ("ready", "draining"):
                 self._set_state(node, "draining" if info.draining else "ready")
             return
-        suits = self._options.labels.items() <= info.labels.items() and not info.draining
-        places = self._places(info) if suits and key not in self._resting else 0
-        if places and time.monotonic() >= self._problems.get(key, (0, 0.0, ""))[1]:
-            self.all[key] = node = Node(info, places, self._source.connect(info, places))
+        if key in self._resting:
+            return
+        if why := self._misfit(info):
+            self._unfit[key] = info.address, why
+        elif time.monotonic() >= self._problems.get(key, (0, 0.0, ""))[1]:
+            places = self._places(info)
+            try:
+                link = self._source.connect(info, places)
+            except ValueError as error:
+                self._unfit[key] = info.address, str(error)
+                return
+            self.all[key] = node = Node(info, places, link)
             self.tasks.start_soon(self._attend, node)
+
+    def _misfit(self, info: NodeInfo) -> str:
+        """Why no rollout can be given to it; nothing where one can."""
+        if lacking := self._options.labels.items() - info.labels.items():
+            return f"it has no label {', '.join(sorted(f'{name}={value}' for name, value in lacking))}"
+        if info.draining:
+            return "it is draining"
+        if not self._places(info):
+            each = ", ".join(f"{need:g} {name}" for name, need in self._options.resources.items())
+            free = ", ".join(f"{info.resources.get(name, 0.0):g} {name}" for name in self._options.resources)
+            return f"a rollout takes {each}, and it has {free} free"
+        return ""
+
+    def _tell_why(self) -> None:
+        """Say what is wrong with all nodes, where rollouts wait and none can run them."""
+        if self.all or self._resting or not self.wanted():
+            self._stuck_since = 0.0
+            return
+        self._stuck_since = self._stuck_since or time.monotonic()
+        if time.monotonic() - self._stuck_since >= STUCK_S:
+            reasons = Counter(view.problem for view in self.view())
+            told = "; ".join(f"{number} x {why}" for why, number in reasons.most_common(3))
+            warn(f"no node of the cluster can run rollouts: {told or 'Ray has none'}")
 
     def _places(self, info: NodeInfo) -> int:
         fits = [

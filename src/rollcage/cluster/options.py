@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -16,12 +16,16 @@ if TYPE_CHECKING:
     from rollcage.settings import Settings
 
 
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Of a resource, as Ray counts it."""
+
+
 class Cluster(Value):
     """A Ray cluster whose nodes run rollouts, and how they are put there. Used by `open_runner`, `eval` and servers."""
 
     address: str = "auto"
     """`local`: a Ray of our own on this machine; `auto`: the one that runs here; else its address, `host:6379`."""
-    resources: dict[str, float] = {"CPU": 0.25}
+    resources: dict[str, Amount] = {"CPU": 0.25}
     """What one rollout takes of a node, as Ray counts: `CPU`, `memory`, or a resource that `ray start` was told of. A
     node has as many places as fit, and holds them all: Ray puts nothing else there."""
     places: int = Field(default=64, ge=1)

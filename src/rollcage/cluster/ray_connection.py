@@ -6,7 +6,8 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -33,6 +34,8 @@ async def connection(address: str) -> AsyncIterator[None]:
     give_default("RAY_USAGE_STATS_ENABLED", "0")
     give_default("RAY_raylet_start_wait_time_s", "120")
     give_default("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if address != "local":
+        give_default("RAY_NUM_REDIS_GET_RETRIES", "5")  # seconds; what is no head of Ray's would be asked for twenty
     try:
         import ray
     except ImportError as error:
@@ -71,10 +74,11 @@ def _connect(address: str) -> None:
     else:
         address = found_address(address)
         check_answers(address)
+        check_node(address)
     try:
         ray.init(address=address, **quiet)
     except Exception as error:
-        raise SetupError(f"the Ray at {address} cannot be used: {str(error).strip().splitlines()[0]}") from error
+        raise SetupError(f"the Ray at {address} cannot be used: {' '.join(str(error).split())}") from error
 
 
 def found_address(address: str) -> str:
@@ -110,3 +114,13 @@ def check_answers(address: str) -> None:
         raise SetupError(f"no Ray cluster answers at {address}: {error.strerror or error}", remedy=_START) from error
     if said[3:4] != b"\x04" and said[:1] != b"\x15":
         raise SetupError(f"what answers at {address} is no Ray", remedy="the port of Ray's head is 6379 unless told")
+
+
+def check_node(address: str, processes: Path = Path("/proc")) -> None:
+    """SetupError where no process of Ray's runs beside this one: Ray would look for it for a minute."""
+    for each in processes.glob("[0-9]*/comm"):
+        with suppress(OSError):
+            if each.read_text() == "raylet\n":
+                return
+    remedy = f"make it one, without places for rollouts: ray start --address {address} --num-cpus 0"
+    raise SetupError(f"this machine is no node of the Ray cluster at {address}", remedy=remedy)

@@ -212,6 +212,7 @@ class RayNodes:
         held = {name: need * places for name, need in self._each.items()}
         actor = self._class.options(
             num_cpus=held.pop("CPU", 0),
+            num_gpus=held.pop("GPU", 0),
             memory=held.pop("memory", None),
             resources=held,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),

@@ -35,7 +35,7 @@ export function Nodes() {
           (node) => html`<tr key=${node.id} title=${node.problem || node.id}>
             <td><code>${node.id.slice(0, 12)}</code></td><td>${node.address}</td><td>${node.state}</td>
             <td>${exact(node.running)} of ${exact(node.places)}</td><td>${exact(node.calls)}</td><td>${node.load.toFixed(1)}</td>
-            <td>${node.images.join(", ") || "–"}</td>
+            <td>${node.problem || node.images.join(", ") || "–"}</td>
           </tr>`,
         )}
       </tbody>
