@@ -151,6 +151,50 @@ async def test_done_is_recognised_however_it_comes(pieces: list[bytes]) -> None:
         assert gate.recorded[0].trainable
 
 
+@pytest.mark.parametrize("size", [1, 7, 100, 1000])
+async def test_chunks_arrive_and_are_kept_the_same_wherever_the_network_cuts_them(size: int) -> None:
+    events = whole(*"abcdefghij", "sk-real-key", "k")
+
+    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        sent = b"".join((head(Transfer_Encoding="chunked"), *map(chunked, events), b"0\r\n\r\n"))
+        for at in range(0, len(sent), size):
+            writer.write(sent[at : at + size])
+            await asyncio.sleep(0)
+
+    async with hand_made(answer) as model, rig(model.endpoint(key="sk-real-key")) as gate:
+        reply = await gate.ask(chat(stream_options={"include_usage": True}))
+        assert reply.body == b"".join(events).replace(b"sk-real-key", b"[key]") and not reply.cut
+        assert [token.text for token in gate.recorded[0].tokens] == [*"abcdefghij", "[key]", "k"]
+
+
+async def test_chunks_of_events_leave_as_they_came_one_by_one() -> None:
+    may_go = asyncio.Event()
+    events = whole(*"abc")
+
+    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(head(Transfer_Encoding="chunked"))
+        for each in events[:-2]:
+            await may_go.wait()
+            may_go.clear()
+            writer.write(b"%04X\r\n%b\r\n" % (len(each), each))  # spelled as only this engine does
+        await may_go.wait()
+        writer.write(b"".join(map(chunked, events[-2:])) + b"0\r\n\r\n")
+
+    async with hand_made(answer) as model, rig(model.endpoint()) as gate, gate.connect() as client:
+        client.writer.write(gate.request(chat()))
+        for number, each in enumerate(events[:-2]):
+            may_go.set()
+            if not number:
+                await client.head()
+            size = await client.reader.readuntil(b"\r\n")
+            assert await client.reader.readexactly(len(each) + 2) == each + b"\r\n"
+            assert number == 0 or size == b"%04X\r\n" % len(each)
+        may_go.set()
+        while b"[DONE]" not in await client.chunk():
+            pass
+        assert gate.recorded[0].trainable and [token.text for token in gate.recorded[0].tokens] == [*"abc"]
+
+
 async def test_an_answer_that_broke_after_its_end_is_whole_for_the_log_and_for_the_agent() -> None:
     async def answer(_: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(head(Transfer_Encoding="chunked") + b"".join(map(chunked, whole("a"))) + b"zz\r\n")

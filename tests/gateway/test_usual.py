@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import support.steady  # noqa: F401
 from rollcage.gateway import capture, usual
 from rollcage.gateway.capture import AnswerEnd, ModelCall, turn_of
 from rollcage.gateway.token_draft import TokenDraft
-from rollcage.gateway.usual import Piece, python_calm, python_take_usual, take_usual
+from rollcage.gateway.usual import Piece, framed, python_calm, python_framed, python_take_usual, take_usual
 from rollcage.types.columns import singles
 from support.paths import GOLDEN
 
@@ -142,6 +143,26 @@ def test_numbers_are_halved_where_that_loses_nothing(numbers: list[float]) -> No
 def test_what_nobody_acts_on_is_told_alike(parts: list[bytes]) -> None:
     for data in (b"".join(parts), b"".join(parts) + b"\n\n"):
         assert usual.calm(data) is python_calm(data)
+
+
+@pytest.mark.parametrize("unwrap", [framed, python_framed])
+def test_chunks_that_may_leave_as_they_came_are_whole_calm_and_without_the_key(
+    unwrap: Callable[[bytes, bytes], bytes | None],
+) -> None:
+    said, key = b"data: {}\n\n", b"sk-secret"
+    one = b"a\r\n%b\r\n" % said
+    assert unwrap(one, key) == said and unwrap(one * 3, b"") == said * 3
+    assert unwrap(b"5\r\ndata:\r\n5\r\n {}\n\n\r\n", key) == said
+    for odd in (b"", one[:-1], one + b"a", b"0\r\n\r\n", one + b"0\r\n\r\n", b"a;x\r\n" + one[3:], b"-" + one):
+        assert unwrap(odd, key) is None
+    for held in (b"data: [DONE]\n\n", b"data: sk-secret\n\n", b"data: {}\n", b"data: {}\r\n\r\n"):
+        assert unwrap(b"%x\r\n%b\r\n" % (len(held), held), key) is None
+
+
+@compiled
+@given(st.lists(st.sampled_from([b"5\r\n", b"0\r\n", b"\r\n", b"a", b"data:", b"[DONE]", b"\n\n", b"ffffffffff\r\n"])))
+def test_chunks_are_unwrapped_alike(parts: list[bytes]) -> None:
+    assert framed(b"".join(parts), b"aa") == python_framed(b"".join(parts), b"aa")
 
 
 @pytest.mark.parametrize("more", [b"\n", b"\n\n", b"\n\n\n"])

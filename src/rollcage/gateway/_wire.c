@@ -1,10 +1,12 @@
-/* The inner loops of the gateway: reads events of the usual shape into columns, and tells events that nobody acts on.
+/* The inner loops of the gateway: reads events of the usual shape into columns, tells events that nobody acts on, and
+   unwraps HTTP's chunks.
 
    `usual.py` has the same in Python and says what it is for. A delta that brings more than words goes to Python as it
    came, and is read there. This takes an event only where every byte of it is as
    expected, and leaves all others to Python: whatever is odd ends the loop, nothing of that event is kept. Nothing is
    read beyond the end of the bytes at hand; depth, alternatives and texts are bounded. */
 
+#define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
@@ -524,27 +526,67 @@ static PyObject *singles(PyObject *self, PyObject *column) {
   return made;
 }
 
-static PyObject *calm(PyObject *self, PyObject *bytes) {
-  (void)self;
-  if (!PyBytes_Check(bytes)) { PyErr_SetString(PyExc_TypeError, "bytes are needed"); return NULL; }
-  const char *data = PyBytes_AsString(bytes), *end = data + PyBytes_Size(bytes), *c;
-  if (end - data < 2 || end[-1] != '\n' || end[-2] != '\n' || memchr(data, '\r', (size_t)(end - data))) Py_RETURN_FALSE;
+static int is_calm(const char *data, const char *end) {
+  const char *c;
+  if (end - data < 2 || end[-1] != '\n' || end[-2] != '\n' || memchr(data, '\r', (size_t)(end - data))) return 0;
   for (c = data; (c = memchr(c, '[', (size_t)(end - c))); c++) {
-    if (end - c >= 6 && !memcmp(c, "[DONE]", 6)) Py_RETURN_FALSE;
+    if (end - c >= 6 && !memcmp(c, "[DONE]", 6)) return 0;
     if (c + 1 < end && c[1] == ']') {
       const char *name = c - data >= 1 && c[-1] == ' ' ? c - 1 : c;
-      if (name - data >= 10 && !memcmp(name - 10, "\"choices\":", 10)) Py_RETURN_FALSE;
+      if (name - data >= 10 && !memcmp(name - 10, "\"choices\":", 10)) return 0;
     }
   }
   for (c = data; (c = memchr(c, '_', (size_t)(end - c))); c++)
-    if (c - data >= 5 && end - c >= 7 && !memcmp(c - 5, "\"tool_calls\"", 12)) Py_RETURN_FALSE;
-  Py_RETURN_TRUE;
+    if (c - data >= 5 && end - c >= 7 && !memcmp(c - 5, "\"tool_calls\"", 12)) return 0;
+  return 1;
+}
+
+static PyObject *calm(PyObject *self, PyObject *bytes) {
+  (void)self;
+  if (!PyBytes_Check(bytes)) { PyErr_SetString(PyExc_TypeError, "bytes are needed"); return NULL; }
+  const char *data = PyBytes_AsString(bytes);
+  return PyBool_FromLong(is_calm(data, data + PyBytes_Size(bytes)));
+}
+
+/* One chunk of HTTP's, not the last; 0 where it is not whole, or spelled as nobody does. */
+static int chunk(Reader *r, Text *t) {
+  size_t size = 0;
+  const char *from = r->at;
+  for (; r->at < r->end && r->at - from < 8; r->at++) {
+    char c = *r->at, low = (char)(c | 0x20);
+    if (c >= '0' && c <= '9') size = size << 4 | (size_t)(c - '0');
+    else if (low >= 'a' && low <= 'f') size = size << 4 | (size_t)(low - 'a' + 10);
+    else break;
+  }
+  if (!size || !WORD(r, "\r\n") || (size_t)(r->end - r->at) < size) return 0;
+  *t = (Text){r->at, r->at + size, 0};
+  r->at += size;
+  return WORD(r, "\r\n");
+}
+
+static PyObject *framed(PyObject *self, PyObject *args) {
+  PyObject *bytes, *key;
+  (void)self;
+  if (!PyArg_ParseTuple(args, "SS", &bytes, &key)) return NULL;
+  const char *data = PyBytes_AsString(bytes), *end = data + PyBytes_Size(bytes);
+  size_t size = 0, secret = (size_t)PyBytes_Size(key);
+  Text t;
+  for (Reader r = {data, end}; r.at < end; size += (size_t)(t.end - t.at))
+    if (!chunk(&r, &t)) Py_RETURN_NONE;
+  PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+  if (!made) return NULL;
+  char *said = PyBytes_AsString(made), *to = said;
+  for (Reader r = {data, end}; r.at < end && chunk(&r, &t); to += t.end - t.at) memcpy(to, t.at, (size_t)(t.end - t.at));
+  if (is_calm(said, to) && !(secret && memmem(said, size, PyBytes_AsString(key), secret))) return made;
+  Py_DECREF(made);
+  Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
   {"take_usual", take_usual, METH_VARARGS, "As in usual.py."},
   {"singles", singles, METH_O, "As in usual.py."},
   {"calm", calm, METH_O, "As in usual.py."},
+  {"framed", framed, METH_VARARGS, "As in usual.py."},
   {NULL, NULL, 0, NULL},
 };
 static PyModuleDef_Slot slots[] = {{0, NULL}};

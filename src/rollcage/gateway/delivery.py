@@ -40,6 +40,8 @@ class Delivery:
     ) -> None:
         """`stream`: whether the agent wants its answer piece by piece. `answer_limit`: bytes of it, once unpacked."""
         self._connection, self._stream, self._answer_limit = connection, stream, answer_limit
+        self.relay = connection.relay
+        """Passes on chunks as they came, and is told what they carry. Only while this is `clear`, and they are calm."""
         self.wire = wire
         """What the agent speaks."""
         self.status = 0
@@ -61,6 +63,11 @@ class Delivery:
         self._source: ModelConnection | None = None
         self._pinging: asyncio.TimerHandle | None = None
         self._ending: asyncio.TimerHandle | None = None
+
+    @property
+    def clear(self) -> bool:
+        """Whether a stream is passed on as it comes, and nothing of it has begun and waits for its rest."""
+        return self._clear and not self._telling
 
     @property
     def encoding(self) -> str:

@@ -26,6 +26,7 @@ from rollcage.gateway.pause import CallGate
 from rollcage.gateway.policy import milder, outgoing
 from rollcage.gateway.probe import OPTIONAL_TIMEOUT_S, prompt_ids
 from rollcage.gateway.replicas import Route
+from rollcage.gateway.usual import framed
 from rollcage.types import KEY_REPEATED, Endpoint, JsonObject, Limits, Turn, TurnHistory
 
 SHORTEST_SECRET = 8
@@ -195,7 +196,7 @@ class Exchange:
                 body.raw.clear()  # it will not be sent again
                 if engine is not known:
                     context.known.learn(context.endpoint, engine)
-                broken = await connection.body(self._sink(connection))
+                broken = await connection.body(*self._sinks(connection))
                 if self._tail and self._deliver is not None:
                     self.pieces.append(self._tail)
                     self._deliver(self._tail)
@@ -243,28 +244,38 @@ class Exchange:
             head = heads[kind] = target.head("POST", headers, None).removesuffix(b"\r\n")
         return head + b"Content-Length: %d\r\n\r\n" % length
 
-    def _sink(self, connection: ModelConnection) -> Callable[[bytes], None]:
-        """What becomes of each piece of the answer."""
+    def _sinks(self, connection: ModelConnection) -> tuple[Callable[[bytes], None], Callable[[bytes], bool] | None]:
+        """What becomes of each piece of the answer, and the shortcut of whole chunks."""
         streams = self._sent.get("stream") is True
-        deliver = self._delivery.stream(connection, self._sent, strip=self._context.strip) if streams else None
+        delivery = self._delivery
+        deliver = delivery.stream(connection, self._sent, strip=self._context.strip) if streams else None
         if deliver is None:
-            return self._keep
-        hide = self._hide_key if self._key else None
+            return self._keep, None
+        hide, key, relay = self._hide_key if self._key else None, self._key, delivery.relay
 
         def pass_on(data: bytes) -> None:
-            """A piece of a stream. This is the path whose speed counts."""
+            """A piece of a stream."""
             if hide is not None:
                 data = hide(data)
-            self.pieces.append(data)
-            if self._first_token_s is None:
-                self._note_first(data)
+            self._note(data)
             deliver(data)
             self._unread += len(data)
             if self._unread > self._read_at:
                 self._read_on()
 
+        def pass_chunks_on(chunks: bytes) -> bool:
+            """Chunks as they came, where they may leave so. This is the path whose speed counts."""
+            if self._tail or not delivery.clear or (data := framed(chunks, key)) is None:
+                return False
+            self._note(data)
+            relay(chunks, data)
+            self._unread += len(data)
+            if self._unread > self._read_at:
+                self._read_on()
+            return True
+
         self._deliver = deliver
-        return pass_on
+        return pass_on, pass_chunks_on
 
     def _read_on(self) -> None:
         """Read the events that have come: as columns they take a sixth. What is large is read when all is there."""
@@ -300,11 +311,14 @@ class Exchange:
             self._first_token_s = time.perf_counter() - self._began
         self.pieces.append(data)
 
-    def _note_first(self, data: bytes) -> None:
-        # The first event says who speaks; the second brings the first token.
-        self._events += data.count(b"data:")
-        if self._events > 1:
-            self._first_token_s = time.perf_counter() - self._began
+    def _note(self, data: bytes) -> None:
+        """Keep a piece of a stream."""
+        self.pieces.append(data)
+        if self._first_token_s is None:
+            # The first event says who speaks; the second brings the first token.
+            self._events += data.count(b"data:")
+            if self._events > 1:
+                self._first_token_s = time.perf_counter() - self._began
 
     async def _plain(self) -> list[bytes]:
         """The answer as it is read: unpacked, as far as it may go, and without the key."""

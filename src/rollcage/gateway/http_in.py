@@ -121,6 +121,13 @@ class AgentConnection(asyncio.Protocol):
                 data, self._unsent = self._unsent + data, b""
             self._transport.write(data)
 
+    def relay(self, chunks: bytes, data: bytes) -> None:
+        """Pass on a piece of the answer that came as these chunks."""
+        if not self._chunked or self._unsent:
+            self.send(data)
+        elif not self._transport.is_closing():
+            self._transport.write(chunks)
+
     def finish(self, data: bytes = b"") -> None:
         """Pass on the last piece and end the answer."""
         if self._chunked:

@@ -85,6 +85,8 @@ class ModelConnection(asyncio.Protocol):
         self._pool, self.origin = pool, origin
         self._loop = asyncio.get_running_loop()
         self._busy = self._lost = False
+        self._between = False
+        """Whether the parser stands between two chunks of a body."""
         self._head_in: asyncio.Future[None] | None = None
         self.idle_since = 0.0
 
@@ -99,7 +101,8 @@ class ModelConnection(asyncio.Protocol):
         self.on_body = self._pieces.append  # what the parser calls for each piece: no Python in between
         self._parser = httptools.HttpResponseParser(self)
         self._sink: Callable[[bytes], None] | None = None
-        self._complete = self._keep_alive = False
+        self._shortcut: Callable[[bytes], bool] | None = None
+        self._complete = self._keep_alive = self._between = False
         self.answered = False
         self._size = 0
         self._head_in = self._loop.create_future()
@@ -108,9 +111,12 @@ class ModelConnection(asyncio.Protocol):
         self._transport.writelines([head, body] if body else [head])
         await self._head_in
 
-    async def body(self, sink: Callable[[bytes], None]) -> str | None:
-        """Give every piece of the body to `sink`; returns at its end, with what broke it off where something did."""
-        self._sink = sink
+    async def body(self, sink: Callable[[bytes], None], shortcut: Callable[[bytes], bool] | None = None) -> str | None:
+        """Give every piece of the body to `sink`; returns at its end, with what broke it off where something did.
+
+        `shortcut` is asked first, where a read begins with a new chunk: whether it takes all of the bytes as they are.
+        """
+        self._sink, self._shortcut = sink, shortcut
         self._flush(sink)
         return await self._ended
 
@@ -131,7 +137,7 @@ class ModelConnection(asyncio.Protocol):
 
     def release(self) -> None:
         """The request is over: keep the connection where that is possible, cut it where not."""
-        self._busy = False
+        self._busy = self._between = False
         self._sink = None
         if self._complete and self._keep_alive and not self._transport.is_closing():
             self.used = True
@@ -166,6 +172,11 @@ class ModelConnection(asyncio.Protocol):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
 
     def data_received(self, data: bytes) -> None:
+        if self._between and self._shortcut is not None and self._shortcut(data):
+            self._size += len(data)
+            if self._size > self._pool.answer_limit:
+                self._too_long()
+            return
         if not self._busy or self._complete:
             self._transport.abort()  # nobody asked
             return
@@ -187,8 +198,7 @@ class ModelConnection(asyncio.Protocol):
         if self._pieces and self._sink is not None:
             self._flush(self._sink)
         if self._size > self._pool.answer_limit and not self._complete:
-            self._break(too_long(self._pool.answer_limit))
-            self._transport.abort()
+            self._too_long()
             return
         if self._complete and not self._ended.done():
             self._ended.set_result(None)
@@ -216,7 +226,14 @@ class ModelConnection(asyncio.Protocol):
         if self._head_in is not None and not self._head_in.done():
             self._head_in.set_result(None)
 
+    def on_chunk_header(self) -> None:
+        self._between = False
+
+    def on_chunk_complete(self) -> None:
+        self._between = True
+
     def on_message_complete(self) -> None:
+        self._between = False
         if not self.status:
             self.headers.clear()
             return
@@ -229,6 +246,10 @@ class ModelConnection(asyncio.Protocol):
         pieces.clear()
         if data:
             sink(data)
+
+    def _too_long(self) -> None:
+        self._break(too_long(self._pool.answer_limit))
+        self._transport.abort()
 
     def _break(self, reason: str) -> None:
         if self._head_in is not None and not self._head_in.done():

@@ -6,6 +6,7 @@ count, no end, no ids of the prompt. It is a line `data: ` and a blank one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from rollcage.gateway.shapes import Chunk, Logprobs, MessagePiece, TokenEntry, chunk_in
@@ -14,6 +15,9 @@ from rollcage.types import columns
 
 Piece = str | bytes | MessagePiece
 """What a token adds to the message: words, or a delta that brings more (as JSON where it was not read yet)."""
+
+
+_CHUNK_HEAD = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
 
 
 def python_take_usual(data: bytes, start: int, tokens: TokenDraft, pieces: list[Piece]) -> int:
@@ -53,6 +57,22 @@ def python_calm(data: bytes) -> bool:
     )
 
 
+def python_framed(data: bytes, key: bytes) -> bytes | None:
+    """What these chunks of HTTP's carry, where they are whole, calm and without the key: then they may be passed on
+    as they came. None of everything else, the last chunk included.
+    """
+    carried, at = [], 0
+    while at < len(data):
+        head = _CHUNK_HEAD.match(data, at)
+        end = head.end() + int(head[1], 16) if head else 0
+        if head is None or end == head.end() or not data.startswith(b"\r\n", end):
+            return None
+        carried.append(data[head.end() : end])
+        at = end + 2
+    body = b"".join(carried)
+    return body if python_calm(body) and not (key and key in body) else None
+
+
 def _usual(chunk: Chunk) -> TokenEntry | None:
     """The one token of a chunk of the usual shape."""
     if (
@@ -81,6 +101,7 @@ def _usual(chunk: Chunk) -> TokenEntry | None:
 TakeUsual = Callable[[bytes, int, TokenDraft, list[Piece]], int]
 take_usual: TakeUsual
 calm: Callable[[bytes], bool]
+framed: Callable[[bytes, bytes], bytes | None]
 singles: Callable[[bytearray], bytes | None]
 compiled: bool
 """Whether the compiled part is at work."""
@@ -88,7 +109,7 @@ compiled: bool
 try:
     from rollcage.gateway import _wire
 except ImportError:
-    take_usual, calm, singles, compiled = python_take_usual, python_calm, columns.singles, False
+    take_usual, calm, framed, singles, compiled = python_take_usual, python_calm, python_framed, columns.singles, False
 else:
 
     def take_usual(data: bytes, start: int, tokens: TokenDraft, pieces: list[Piece]) -> int:
@@ -98,4 +119,4 @@ else:
             tokens.grew(some, tops)
         return at
 
-    calm, singles, compiled = _wire.calm, _wire.singles, True
+    calm, framed, singles, compiled = _wire.calm, _wire.framed, _wire.singles, True
