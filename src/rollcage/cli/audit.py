@@ -89,7 +89,7 @@ def audit(
             raise TaskError(source[0].problem)
     found = [task for source in sources for task in source]
     if build_image:
-        from rollcage.cli.image import build_missing
+        from rollcage.cli.task_images import build_missing
 
         anyio.run(build_missing, environment(), [task.file for task in found if task.file])
     options = AuditOptions(repeat, floor, at_once, strict, frozenset(only), sandbox)

@@ -107,7 +107,7 @@ def evaluate(
         accept_changes=own["accept_changes"],
     )
     if build_image:
-        from rollcage.cli.image import build_missing
+        from rollcage.cli.task_images import build_missing
         from rollcage.tasks import open_source
 
         anyio.run(build_missing, settings, [task.file for name in sources for task in open_source(name) if task.file])

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from rollcage.sandboxes.images.build import Built, Recipe, Say
     from rollcage.sandboxes.images.catalog import Image, ImageStore
     from rollcage.sandboxes.local.provider import LocalProvider
-    from rollcage.settings import Settings
     from rollcage.tasks import TaskFile
-    from rollcage.tasks.harbor_images import ImagePlan
     from rollcage.types import JsonObject
 
 ENV = click.option(
@@ -81,6 +79,7 @@ def build(name: str, as_json: bool, **options: Any) -> int:
     recipe = _recipe(options)
 
     async def make(boxes: LocalProvider, say: Say) -> list[Built]:
+        from rollcage.cli.task_images import build_images
         from rollcage.sandboxes.images.build import LayerBuilder
 
         if task:
@@ -336,55 +335,16 @@ def _row(image: Image, own: int, shared: int) -> JsonObject:
     return {**image.model_dump(mode="json"), **sizes}
 
 
-async def build_images(
-    boxes: LocalProvider, file: TaskFile, say: Say, *, rebuild: bool = False, timeout_s: float | None = None
-) -> list[Built]:
-    """The images of all Dockerfiles that a task's folder has boxes of, each named by its content."""
-    from rollcage.sandboxes.images.dockerfile import TIMEOUT_S, build_dockerfile
-
-    return [
-        await build_dockerfile(
-            boxes,
-            plan.name,
-            plan.context,
-            say,
-            warm=plan.warm,
-            rebuild=rebuild,
-            timeout_s=timeout_s or plan.timeout_s or TIMEOUT_S,
-        )
-        for plan in _plans(file)
-    ]
-
-
-def _plans(file: TaskFile) -> list[ImagePlan]:
-    """What is built from a task's folder: the images that its boxes name."""
-    from rollcage.tasks.harbor import is_folder_task
-    from rollcage.tasks.harbor_images import plans_of
-
-    if not is_folder_task(file.path):
-        return []
-    wanted = {file.sandbox.template, *(box.template for box in file.task.verifier_boxes)}
-    return [plan for plan in plans_of(file.path) if plan.name in wanted]
-
-
-async def build_missing(settings: Settings, files: Sequence[TaskFile]) -> None:
-    """`--build`: the images that tasks want and that are not there, and can be built from their folders."""
-    from rollcage.wiring import provider, say
-
-    async with provider(settings) as boxes:
-        for file in files:
-            await build_images(boxes, file, say)
-
-
 def _folder_task(name: str) -> TaskFile | None:
     """The task of a folder, where this names one that images are built from; else it is an image's name."""
+    from rollcage.cli.task_images import plans
     from rollcage.tasks import load
     from rollcage.tasks.harbor import is_folder_task
 
     if not is_folder_task(Path(name)):
         return None
     file = load(name)
-    if not _plans(file):
+    if not plans(file):
         raise UsageError(f"{name}: there is no Dockerfile in it that its boxes are made of")
     return file
 

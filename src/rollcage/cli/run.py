@@ -63,7 +63,7 @@ def run(task: str | None, as_json: bool, follow: bool, build_image: bool, requir
     for notice in file.notices:
         click.echo(f"rollcage: {clean(notice)}", err=True)
     if build_image:
-        from rollcage.cli.image import build_missing
+        from rollcage.cli.task_images import build_missing
 
         anyio.run(build_missing, settings, [file])
     if size:
