@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
 from rollcage.errors import UsageError
 from rollcage.events import Ended, Queued, StageStarted
@@ -93,6 +94,9 @@ async def test_contents_are_sent_where_they_are_asked_for(
     async with sending(store, OtlpSettings(url=collector.url, content=True), print) as runner.on_event:
         rollout = await play(TASK, agent="mini", script=SCRIPT)
     assert not [words for words in SAID if words.encode() not in b"".join(collector.bodies)]
+    sent = {name for span in collector.spans for of in (span, *span.events) for name in attributes(of)}
+    known = {value for value in vars(gen_ai_attributes).values() if isinstance(value, str)}
+    assert len(sent & known) > 15 and not [name for name in sent - known if name.startswith("gen_ai.")]
     last = attributes(by_name(collector.spans, f"chat {rollout.job.model.model}")[-1])
     asked = json.loads(last["gen_ai.input.messages"])
     assert [message["role"] for message in asked] == ["user", "assistant", "tool", "assistant", "tool"]

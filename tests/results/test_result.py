@@ -54,7 +54,7 @@ OURS = [
 TURN = (
     "turn purpose session_id parent_session_id finish_reason prompt_token_ids completion_tokens completion_token_ids "
     "per_token_logps request message usage latency_s ttft_s timestamp upstream_status upstream_error trainable "
-    "untrainable_reason replaces policy_version sampling"
+    "untrainable_reason recorded replaces policy_version sampling"
 ).split()
 
 

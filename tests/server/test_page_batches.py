@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, expect
 
-from rollcage.events import Ended, Queued
+from rollcage.events import Ended, Queued, TurnEnded
 from rollcage.types import Origin, Outcome
 from support.browser import ended_rollout, needs_chromium, tab, write_batch, write_logs
 from support.served import served
+from support.stories import turn
 
 pytestmark = [pytest.mark.anyio, needs_chromium]
 
@@ -165,7 +166,8 @@ async def test_forks_and_replays_are_shown_as_a_tree(browser: Browser, tmp_path:
     await write_logs(tmp_path, [("root", [first, *rest])])
     await write_logs(tmp_path, [(f"f{n}", [child("root", "fork", 2), *rest]) for n in range(2)])
     await write_logs(tmp_path, [("again", [child("root", "replay"), *rest])])
-    await write_logs(tmp_path, [("deep", [child("f1", "fork", 3), Ended(outcome=Outcome.FINISHED)])])
+    said = TurnEnded(turn=turn(0, recorded=True))
+    await write_logs(tmp_path, [("deep", [child("f1", "fork", 3), said, Ended(outcome=Outcome.FINISHED)])])
     in_its_group = child("deep", "replay").model_copy(update={"job": child("f1", "fork", 3).job})
     await write_logs(tmp_path, [("deep-again", [in_its_group, *rest])])
     async with served(tmp_path) as server, tab(browser, f"{server.url}/web/#/rollouts/deep/reward") as watched:
@@ -176,6 +178,11 @@ async def test_forks_and_replays_are_shown_as_a_tree(browser: Browser, tmp_path:
             ["replayed", "at turn 2: 2 continuations, mean reward 0", "at turn 3", "replayed"]
         )
         await expect(page.locator(".node.here code")).to_have_text("deep")
+        await page.get_by_role("link", name="Prompts").click()
+        await expect(page.get_by_label("Turn", exact=True)).to_contain_text("1: agent, recorded, ")
+        await page.get_by_role("link", name="Its tokens").click()
+        await expect(page.locator(".tag", has_text="recorded")).to_be_visible()
+        await page.get_by_role("link", name="Forks").click()
         await page.locator(".node", has_text="root").get_by_role("link").click()
         await expect(page.locator(".rollout h1")).to_have_text("root")
         assert watched.complaints == []

@@ -69,6 +69,8 @@ class ProxyTurn(Value):
     """Ids and logprobs are complete and agree with the engine's own count; where not, their lists are empty."""
     untrainable_reason: str = ""
     """Why not, where not."""
+    recorded: bool = False
+    """Whether this answer was given before, to the rollout that this one is a replay or a fork of."""
     replaces: int | None = None
     """The broken attempt that this call repeats: that one is not to be trained on."""
     policy_version: str = ""
@@ -329,6 +331,7 @@ def proxy_turn(turn: Turn) -> ProxyTurn:
         upstream_error=turn.error,
         trainable=turn.trainable,
         untrainable_reason=turn.untrainable_reason,
+        recorded=turn.recorded,
         replaces=turn.replaces,
         policy_version=turn.policy_version,
         sampling=turn.sampling,

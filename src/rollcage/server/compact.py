@@ -11,7 +11,7 @@ from rollcage.types import JsonObject, Turn
 
 _OF_A_TURN = set(
     "index replaces purpose session parent_session policy_version finish_reason usage status error trainable "
-    "untrainable_reason history streamed started_at first_token_s seconds".split()
+    "untrainable_reason recorded history streamed started_at first_token_s seconds".split()
 )
 
 

@@ -134,7 +134,7 @@ export function PromptView({ store, at }) {
   return html`<div class="promptview">
     <nav class="turnpick" aria-label="Turns">
       ${place > 0 ? html`<a class="button" href=${to(turns[place - 1])} aria-label="The turn before">←</a>` : html`<span class="button off">←</span>`}
-      <label>Turn <select aria-label="Turn" value=${String(turn.index + 1)} onChange=${(event) => (location.hash = to({ index: Number(event.target.value) - 1 }))}>${turns.map((each) => html`<option value=${String(each.index + 1)}>${each.index + 1}: ${each.purpose}, ${count(each.prompt_count)} tokens in, ${count(each.token_count)} out</option>`)}</select></label>
+      <label>Turn <select aria-label="Turn" value=${String(turn.index + 1)} onChange=${(event) => (location.hash = to({ index: Number(event.target.value) - 1 }))}>${turns.map((each) => html`<option value=${String(each.index + 1)}>${each.index + 1}: ${each.purpose}${each.recorded ? ", recorded" : ""}, ${count(each.prompt_count)} tokens in, ${count(each.token_count)} out</option>`)}</select></label>
       ${place < turns.length - 1 ? html`<a class="button" href=${to(turns[place + 1])} aria-label="The next turn">→</a>` : html`<span class="button off">→</span>`}
       <a href=${`#/rollouts/${encodeURIComponent(store.id)}/tokens`}>Its tokens</a>
     </nav>

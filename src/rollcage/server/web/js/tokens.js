@@ -121,6 +121,7 @@ function Facts({ id, turn }) {
   return html`<header>
     <b>Turn ${turn.index + 1}</b>
     <span class="tag">${turn.purpose}</span>
+    ${turn.recorded && html`<span class="tag" title="Given before, to the rollout that this one is a replay or a fork of">recorded</span>`}
     <span>${count(turn.prompt_count)} tokens in, ${count(turn.token_count)} out</span>
     <span>${seconds(turn.seconds)}${known(turn.first_token_s) ? `, first token after ${seconds(turn.first_token_s)}` : ""}</span>
     <a href=${`#/rollouts/${encodeURIComponent(id)}/prompt/${turn.index + 1}`}>what it saw</a>
