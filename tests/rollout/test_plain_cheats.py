@@ -44,7 +44,7 @@ async def test_a_cheat_is_paid_only_where_it_is_known_to_be(
         assert verdict.suspicions, "what is paid is suspected"
 
 
-@pytest.mark.parametrize("cheat", PAID_UNLESS_RESTORED)
+@pytest.mark.parametrize("cheat", [*PAID_UNLESS_RESTORED, "a GNUmakefile before the Makefile"])
 async def test_what_a_task_names_in_restore_is_paid_no_longer(cheat: str, provider: LocalProvider) -> None:
     style, work = CHEATS[cheat]
     task = Task(**STYLES[style].task, instruction=work, restore=STYLES[style].restore)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from rollcage.errors import SandboxError
@@ -13,6 +14,9 @@ from rollcage.types import Task, resolve_box_path
 
 GIT = ("config", "config.worktree", "commondir", "hooks", "info", "objects/info")
 """What in a repository makes git run programs: filters, external diffs, hooks, and where it takes all that from."""
+
+MAKEFILES = ("GNUmakefile", "makefile", "Makefile")
+"""Make reads the first that is there: whoever has one put back wants none of the agent's before it."""
 
 # For each path: 1 where it is there, 0 where only the folder above it is, - where not even that is.
 _LOOK = """
@@ -46,7 +50,9 @@ def restored_paths(task: Task, tests: Sequence[str] = ()) -> tuple[str, ...]:
     """
     if task.restore is None:
         return (*(f"{task.workdir}/.git/{name}" for name in GIT), *tests)
-    return tuple(resolve_box_path(path, task.workdir, top=task.top) for path in task.restore)
+    named = [PurePosixPath(resolve_box_path(path, task.workdir, top=task.top)) for path in task.restore]
+    before = (str(path.parent / name) for path in named if path.name in MAKEFILES for name in MAKEFILES)
+    return tuple(dict.fromkeys((*map(str, named), *before)))
 
 
 class Saved(NamedTuple):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
+from _thread import get_ident
 from importlib.machinery import ModuleSpec, PathFinder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import FrameType, ModuleType
+    from typing import Any
 
 WORK: tuple[str, ...] = ()
 """The folders of the agent's work."""
@@ -42,21 +44,38 @@ def _is_work(path: object) -> bool:
     return isinstance(path, str) and any(os.path.abspath(path).startswith(folder + "/") for folder in WORK)
 
 
-def _guard_exit() -> None:
-    plain, started = os._exit, os.getpid()
+def _guard_end() -> None:
+    plain, started, first = os._exit, os.getpid(), get_ident()
 
-    def _exit(status: int) -> None:
-        main = getattr(sys.modules.get("__main__"), "__file__", None)
-        frame: FrameType | None = sys._getframe(1)
+    def is_theirs() -> bool:
+        if os.getpid() != started or _is_work(getattr(sys.modules.get("__main__"), "__file__", None)):
+            return False
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None and not _is_work(frame.f_code.co_filename):
             frame = frame.f_back
-        if status == 0 and frame is not None and os.getpid() == started and not _is_work(main):
-            os.write(2, b"rollcage: code under test ended the process of its verifier\n")
-            status = 1
+        return frame is not None or get_ident() != first  # a thread that was given it to run
+
+    def refuse() -> None:
+        os.write(2, b"rollcage: code under test ended the process of its verifier\n")
+        plain(1)
+
+    def _exit(status: int) -> None:
+        if status == 0 and is_theirs():
+            refuse()
         plain(status)
+
+    def guarded(become: Callable[..., None]) -> Callable[..., None]:
+        def guard(*words: Any, **named: Any) -> None:
+            if is_theirs():
+                refuse()
+            become(*words, **named)
+
+        return guard
 
     for module in (os, sys.modules["posix"]):
         module._exit = _exit  # type: ignore[attr-defined]
+        for name in ("execv", "execve"):
+            setattr(module, name, guarded(getattr(module, name)))
 
 
 def _next_site() -> None:
@@ -74,5 +93,5 @@ if __name__ == "sitecustomize":
     sys.meta_path.insert(
         0, OwnFirst([path for path in sys.path if path.startswith(library) and "-packages" not in path])
     )
-    _guard_exit()
+    _guard_end()
     _next_site()
