@@ -24,7 +24,7 @@ from rollcage.simulators.recorded import difference
 from rollcage.store import Store
 from rollcage.tasks import load
 from rollcage.trajectory import sequences
-from rollcage.types import Check, ScriptedCall, ScriptedTurn, Task
+from rollcage.types import Check, Purpose, ScriptedCall, ScriptedTurn, Task
 from rollcage.wiring import agents
 from support.paths import ROOT
 from support.playing import Play
@@ -274,9 +274,9 @@ async def test_every_wire_is_replayed_as_it_was_recorded(path: str, body: str, p
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", ["claude-code", "codex", "pi", "qwen-code", "mini-swe-agent"])
-async def test_a_rollout_of_a_real_agent_is_replayed_as_it_was(
-    name: str, play: Play, runner: Runner, backends: Registry
+@pytest.mark.parametrize("name", ["opencode", "claude-code", "codex", "pi", "qwen-code", "mini-swe-agent"])
+async def test_a_rollout_of_a_real_agent_is_replayed_as_it_was_and_forked(
+    name: str, play: Play, runner: Runner, backends: Registry, model: ScriptedModel
 ) -> None:
     """What such a program sends beside the conversation (dates, ids, paths of its own) is no difference."""
     agent = agents(Settings.from_environ(os.environ))[name]
@@ -289,3 +289,13 @@ async def test_a_rollout_of_a_real_agent_is_replayed_as_it_was(
     assert original.reward == 1.0, original.error
     played, report = await replay(runner, original)
     assert (report.differences, report.same_reward, played.outcome) == ((), True, original.outcome)
+    before, second = [turn for turn in original.turns if turn.purpose is Purpose.AGENT][:2]
+    other = ScriptedTurn(tool_calls=(words.run("rm two.txt"),))
+    live = model.endpoint((script[0], other, script[1]))
+    (forked,) = await fork(runner, original, at=second.index + 1, live=live)
+    assert (report_of(original, forked).differences, forked.reward) == ((), 0.0), forked.error
+    assert [turn.index for turn in forked.turns if turn.recorded] == list(range(second.index))
+    assert all(turn.recorded or turn.index >= second.index for turn in forked.turns)
+    if before.trainable:
+        (sequence,) = [each for each in sequences(forked) if each.shared_prefix]
+        assert sequence.shared_prefix >= len(before.prompt_ids) + len(before.tokens)
