@@ -15,6 +15,7 @@ from rollcage.api.run import aeval
 from rollcage.errors import ModelUnreachable
 from rollcage.evaluation.batches import BatchPlan, TaskRef
 from rollcage.evaluation.comparison import compare
+from rollcage.evaluation.reports import compared
 from rollcage.runner import Runner
 from rollcage.runner.batch import batch_lock, batch_view
 from rollcage.settings import Settings
@@ -248,6 +249,20 @@ async def test_two_batches_are_compared_task_by_task(evaluated: Any, store: Stor
     assert (found.before, found.after, found.difference) == (0.5, 1.0, 0.5)
     assert [(each.task, each.flipped) for each in found.by_task] == [("pass", ""), ("fail", "fixed")]
     assert found.changed == ("fail",) and found.low is not None and found.low < 0.5 < (found.high or 0)
+    assert not found.by_model, "there is but one"
+
+
+async def test_each_model_and_agent_that_two_batches_share_is_compared_by_itself(evaluated: Any, store: Store) -> None:
+    for name, agents in (("before", ("shell", "nop")), ("after", ("nop", "shell"))):
+        instruction = "true" if name == "before" else "touch a.txt"
+        tasks = [PASS, FAIL.model_copy(update={"instruction": instruction})]
+        await evaluated(tasks, agents=agents, name=name, n=2)
+    found = compare(await batch_view(store, "before"), await batch_view(store, "after"))
+    assert (found.before, found.after, found.difference) == (0.25, 0.5, 0.25)
+    changes = {each.agent: (each.before, each.after, each.difference, each.tasks) for each in found.by_model}
+    assert changes == {"shell": (0.5, 1.0, 0.5, 2), "nop": (0.0, 0.0, 0.0, 2)}
+    said = compared(found)
+    assert "| scripted (shell) | 0.500 | 1.000 | +0.500 |" in said and "| scripted (nop) | 0.000 |" in said
 
 
 def test_a_plan_names_each_cell_once_and_another_task_is_another_cell() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from rollcage.evaluation.batches import BatchReport
-from rollcage.evaluation.comparison import Comparison
+from rollcage.evaluation.comparison import Comparison, Difference, ModelChange
 from rollcage.evaluation.rows import BatchRow
 from rollcage.evaluation.statistics import Statistics
 
@@ -45,7 +45,17 @@ def headings(k: int) -> list[str]:
     return [f"pass@{k}" if name == "pass@k" else name for name in COLUMNS if k > 1 or name != "pass@k"]
 
 
-def who(of: Statistics) -> str:
+def signed(value: float | None) -> str:
+    """A difference as tables show it."""
+    return "-" if value is None else f"{value:+.3f}"
+
+
+def change(of: Difference) -> tuple[str, str]:
+    """A difference and its interval, as tables show them."""
+    return signed(of.difference), interval(of.low, of.high)
+
+
+def who(of: Statistics | ModelChange) -> str:
     """The model, and the agent where one was named."""
     return f"{of.model} ({of.agent})" if of.agent else of.model
 
@@ -98,7 +108,7 @@ def compared(found: Comparison) -> str:
         span = "" if found.low is None else f", 95% {interval(found.low, found.high)}"
         lines.append(
             f"{found.tasks} task{'s' * (found.tasks != 1)}: {number(found.before)} -> {number(found.after)}, "
-            f"difference {found.difference:+.3f}{span} (paired by task)"
+            f"difference {signed(found.difference)}{span} (paired by task)"
         )
         if all(each.before == each.after for each in found.by_task):
             lines.append("No task differs.")
@@ -117,6 +127,12 @@ def compared(found: Comparison) -> str:
             ],
         ),
     ]
+    if found.by_model:
+        models = (
+            [who(each), number(each.before), number(each.after), *change(each), str(each.tasks)]
+            for each in found.by_model
+        )
+        lines += ["", *_grid(["model", found.first, found.second, "difference", "95%", "tasks"], models)]
     flipped = [each for each in found.by_task if each.flipped]
     if flipped:
         rows = ([each.task, each.flipped, number(each.before), number(each.after)] for each in flipped)
