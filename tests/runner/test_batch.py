@@ -21,7 +21,7 @@ from rollcage.runner.batch import batch_lock, batch_view
 from rollcage.settings import Settings
 from rollcage.simulators import ScriptedModel
 from rollcage.store import Store
-from rollcage.store.batches import batch_events, batch_names, batch_rows
+from rollcage.store.batches import batch_events, batch_log, batch_names, batch_rows
 from rollcage.types import Blame, Task
 
 PASS = Task(id="pass", instruction="echo hello > a.txt", verify=("test -e a.txt",))
@@ -178,7 +178,7 @@ async def _stop_after_one(store: Store, model: ScriptedModel) -> None:
 async def test_a_model_that_is_not_there_at_all_starts_nothing(evaluated: Any, store: Store) -> None:
     with pytest.raises(ModelUnreachable, match=r"127\.0\.0\.1:9"):
         await evaluated([PASS], ["http://127.0.0.1:9/v1#nobody"], name="nobody")
-    assert await batch_rows(store, "nobody") == []
+    assert await batch_rows(store, "nobody") == [] and not await batch_log(store, "nobody")
 
 
 async def test_a_task_that_cannot_run_here_is_listed_and_the_others_run(evaluated: Any, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -88,6 +88,8 @@ async def open_batch(
     plan = plan_of(asked, sources)
     async with cell_jobs(asked, sources, settings) as make:
         _check_possible(plan, make, runner)
+        if not await batch_log(store, plan.name):  # a mistake leaves no batch behind
+            await _check_models(plan.model_copy(update={"n": 1}).cells(), make, runner)
     plan = await _settled(asked, plan, store)
     asked = replace(asked, name=plan.name)
     view = await batch_view(store, plan.name)
@@ -149,7 +151,7 @@ def _check_possible(plan: BatchPlan, make: MakeJob, runner: Runner) -> None:
             raise why
 
 
-async def _check_models(cells: Sequence[Cell], make: MakeJob, runner: Runner) -> None:
+async def _check_models(cells: Iterable[Cell], make: MakeJob, runner: Runner) -> None:
     """Every model is asked once before anything is started: a wrong address or key is no result."""
     for cell in {cell.model: cell for cell in cells}.values():
         try:
