@@ -40,6 +40,8 @@ NO_MODEL_AGENTS = frozenset({"nop", "oracle"})
 """Agents that need no model: none has to be named for them."""
 OTHER_MODEL = ("endpoint", "base_url", "model_key", "vllm_url", "hf_token")
 """Arguments that name another model than a task file does."""
+WHOLE_SYSTEM = ("/",)
+"""What a task keeps of the agent's that keeps everything."""
 ANY_MODEL = {"temperature", "seed", "top_logprobs", "history", "keep_reasoning", "extra_body"}
 """What a task file says of its model that holds for another one, too."""
 
@@ -223,6 +225,8 @@ def with_arguments(file: TaskFile, arguments: Mapping[str, Any]) -> TaskFile:
     given = {name: value for name, value in arguments.items() if value is not None}
     try:
         parts = _parts(given)
+        if given.get("isolate") and "keep" not in given and file.task.keep == WHOLE_SYSTEM:
+            parts["task"]["keep"] = ()  # tasks of others keep everything unasked
         script = (given["setup_shell"],) if given.get("setup_shell", "").strip() else ()
         added = {
             "setup": (*file.task.setup, *given.get("setup", ()), *script),

@@ -294,7 +294,7 @@ async def test_a_real_builder_gives_an_image_that_boxes_use(provider: LocalProvi
         built = await build_dockerfile(provider, "real", context, print, timeout_s=400)
     finally:
         subprocess.run(["buildah", "rmi", "localhost/rollcage/real"], check=False, capture_output=True)
-    assert built.new and provider.images.names() == ["real"]
+    assert built.new and provider.images.names() == ["real"] and built.image.source == f"Dockerfile of {context}"
     spec = SandboxSpec(template="real", writable_system=True)
     async with provider.open(spec) as box:
         said = await sh(

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rollcage.errors import TaskError
+from rollcage.errors import TaskError, UsageError
+from rollcage.jobs import with_arguments
 from rollcage.results.fold import Rollout
 from rollcage.tasks import load
 from rollcage.types import Limits
@@ -103,6 +104,13 @@ def test_a_verifier_whose_programs_are_the_agent_s_is_not_isolated(tmp_path: Pat
     (folder / "task.toml").write_text('[metadata.rollcage]\nisolate = true\nkeep = ["/"]\n')
     with pytest.raises(TaskError, match="keep less"):
         load(folder)
+
+
+def test_a_folder_that_says_nothing_of_it_can_be_isolated_by_who_runs_it() -> None:
+    file = with_arguments(load(FOLDERS / "greeting"), {"isolate": True})
+    assert (file.task.isolate, file.task.keep) == (True, ())
+    with pytest.raises(UsageError, match="keep less"):
+        with_arguments(load(FOLDERS / "greeting"), {"isolate": True, "keep": ("/",)})
 
 
 async def test_in_a_box_of_its_own_an_isolated_verifier_sees_nothing_of_the_artifacts_nor_they_of_it(

@@ -170,6 +170,23 @@ async def test_older_fields_make_the_same_task(runner: Runner, repository: Repos
     assert (await played(runner, tmp_path, record, "nop")).reward == 0
 
 
+def test_records_without_a_test_command_are_run_by_pytest_where_their_tests_are_named_so(
+    repository: Repository, tmp_path: Path
+) -> None:
+    gym = repository.record(eval_script=None, log_parser=None, FAIL_TO_PASS=["test_calc.py::Calc::test_add"])
+    gym["PASS_TO_PASS"] = json.dumps(["test_calc.py::Calc::test_sub"])
+    smith = gym | {"test_patch": None, "base_commit": None, "image_name": "a/calc.1", "repo_dir": None}
+    smith["PASS_TO_PASS"] = ["tests/a b/test_x.py::test_y[1]"]
+    fine = smith | {"PASS_TO_PASS": ["tests/a-b/test_x.py::test_y[1]"]}
+    path = tmp_path / "records.jsonl"
+    path.write_text("\n".join(map(json.dumps, (gym, fine, smith))))
+    of_gym, of_smith, odd = open_source(path)
+    assert of_gym.file and "\npytest -rA test_calc.py\n" in of_gym.file.task.checks[0].command
+    assert of_smith.file and "\npytest -rA test_calc.py tests/a-b/test_x.py\n" in of_smith.file.task.checks[0].command
+    assert of_smith.file.task.checks[0].parser == "pytest_v2"
+    assert "eval_script: is missing" in odd.problem
+
+
 @pytest.mark.anyio
 async def test_a_patch_that_is_the_bug_is_put_in_and_its_undoing_solves_it(
     runner: Runner, repository: Repository, tmp_path: Path

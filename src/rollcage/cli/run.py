@@ -10,6 +10,7 @@ import click
 from rollcage.cli import codes
 from rollcage.cli.codes import HELP
 from rollcage.cli.options import JSON, OTLP, REQUIRE, ROLLOUT, Derived, all_of, seconds
+from rollcage.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -66,10 +67,22 @@ def run(task: str | None, as_json: bool, follow: bool, build_image: bool, requir
         from rollcage.cli.task_images import build_missing
 
         anyio.run(build_missing, settings, [file])
+    _check_images(settings, file)
     if size:
         return anyio.run(run_group, settings, file, size, as_json, require, backend_options={"use_uvloop": True})
     style: Style = "lines" if follow else "json" if as_json else "view"
     return anyio.run(run_file, settings, file, style, require, backend_options={"use_uvloop": True})
+
+
+def _check_images(settings: Settings, file: TaskFile) -> None:
+    """A task folder names images that nobody typed: say which folder wants one that is not here."""
+    from rollcage.tasks import SourcedTask
+    from rollcage.wiring import provider
+
+    if file.path.is_dir():
+        task = SourcedTask(id=file.task.id, where=str(file.path), file=file)
+        if why := task.why_not(provider(settings).images.has):
+            raise UsageError(f"{file.path}: {why}")
 
 
 @click.command(epilog=HELP)

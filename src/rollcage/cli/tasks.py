@@ -10,6 +10,8 @@ from rollcage.cli import codes
 from rollcage.cli.options import JSON
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rollcage.tasks import SourcedTask
     from rollcage.types import JsonObject
 
@@ -30,14 +32,15 @@ def tasks() -> None:
 def ls(sources: tuple[str, ...], as_json: bool) -> int:
     """List tasks: id, image, size, verifier; can each run here?
 
-    A source is a task file, a folder of tasks, or a .jsonl file of tasks. Exit code 1: one of them cannot run here.
+    A source is a task file, a folder of tasks, or a dataset on disk: .jsonl, parquet, Harbor's registry.json. Exit
+    code 1: one of them cannot run here.
 
     \b
-    Example:
+    Examples:
       rollcage tasks ls examples
+      rollcage tasks ls DATASET.jsonl --json | jq -r '.[] | select(.runs) | .id'
     """
     from rollcage.cli.output import environment, write_json
-    from rollcage.cli.text import one_line
     from rollcage.tasks import open_source
     from rollcage.wiring import provider
 
@@ -46,14 +49,25 @@ def ls(sources: tuple[str, ...], as_json: bool) -> int:
     if as_json:
         write_json(rows)
     else:
-        width = max((len(row["id"]) for row in rows), default=0)
-        image = max((len(row["image"]) for row in rows), default=0)
-        for row in rows:
-            state = "runs" if row["runs"] else one_line(f"cannot run: {row['why_not']}", 300)
-            size = f"{row['bytes'] / 1024:.1f} kB"
-            name = one_line(row["id"], 200)
-            print(f"{name:<{width}}  {row['image'] or '-':<{image}}  {size:>10}  {row['verifier']:<8}  {state}")
+        _print(rows)
     return codes.OK if all(row["runs"] for row in rows) else codes.BROKEN
+
+
+def _print(rows: Sequence[JsonObject]) -> None:
+    from rich.cells import cell_len
+
+    from rollcage.cli.text import one_line
+
+    table = [("ID", "IMAGE", "SIZE", "VERIFIER", "")]
+    for row in rows:
+        state = "runs" if row["runs"] else one_line(f"cannot run: {row['why_not']}", 300)
+        size = f"{row['bytes'] / 1024:.1f} kB"
+        table.append((one_line(row["id"], 200), row["image"] or "-", size, row["verifier"], state))
+    widths = [max(cell_len(line[column]) for line in table) for column in range(4)]
+    for line in table:
+        gaps = [" " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=False)]
+        name, image, size, verifier, state = line
+        print(f"{name}{gaps[0]}  {image}{gaps[1]}  {gaps[2]}{size}  {verifier}{gaps[3]}  {state}".rstrip())
 
 
 def _row(task: SourcedTask, why_not: str) -> JsonObject:

@@ -124,9 +124,11 @@ class FolderReader:
 
     def _needed(self, name: str, what: str) -> Path | None:
         path = self._folder / name
-        if path.is_file():
+        inside = path.resolve().is_relative_to(self._folder.resolve())
+        if path.is_file() and inside:
             return path
-        self._problems.append(f"{path}: is missing: {what}")
+        wrong = f"is missing: {what}" if inside else f"is a link that leads out of {self._folder}"
+        self._problems.append(f"{path}: {wrong}")
         return None
 
     def _tree(self, name: str) -> object:

@@ -30,6 +30,7 @@ VERIFY_S = 1800.0
 _PARSERS = {"django/django": "django", "sympy/sympy": "sympy", "mwaskom/seaborn": "seaborn"}
 """Of repositories whose older records name none; pytest_v2 reads the others."""
 _NO_TESTS = (".json", ".png", ".csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
+_OF_PYTEST = re.compile(r"[\w./-]+\.py::\w")
 _TOUCHED = re.compile(r"^(?:diff --git a/.* b/|--- a/|\+\+\+ b/)(.+)$", re.MULTILINE)
 _MADE = re.compile(r"^--- a/(.+)$", re.MULTILINE)
 
@@ -250,7 +251,14 @@ def _setup(record: SweRecord) -> str:
 def _command(record: SweRecord) -> str:
     given = record.test_cmd or record.install_config.test_cmd
     command = given if isinstance(given, str) else "\n".join(given)
-    return command or ("bash /run_tests.sh" if record.expected_output_json else "")
+    if command or record.expected_output_json:
+        return command or "bash /run_tests.sh"
+    # Records of SWE-Gym and SWE-smith name none; the names of their tests are pytest's.
+    tests = (*record.FAIL_TO_PASS, *record.PASS_TO_PASS)
+    if not tests or not all(_OF_PYTEST.match(test) for test in tests):
+        return ""
+    files = dict.fromkeys(test.partition("::")[0] for test in tests)
+    return " ".join(["pytest -rA", *(() if record.test_patch else map(shlex.quote, files))])
 
 
 def _script(record: SweRecord) -> str:

@@ -85,7 +85,10 @@ async def build_dockerfile(
             at = f":{number}" if (number := line_of(file, steps)) else ""
             raise SandboxError(f"{file}{at}: {tool.name} had not built it after {timeout_s:g} s") from None
         try:
-            return await import_image(provider, name, ImageSource(path=archive), say, rebuild=rebuild, own_paths=True)
+            source = ImageSource(path=archive)
+            return await import_image(
+                provider, name, source, say, rebuild=rebuild, own_paths=True, origin=f"Dockerfile of {context}"
+            )
         except (SandboxError, UsageError) as error:
             raise SandboxError(f"{file}: boxes cannot be made of its image: {error}") from error
 

@@ -80,11 +80,13 @@ async def import_image(
     *,
     rebuild: bool = False,
     own_paths: bool = False,
+    origin: str = "",
 ) -> Built:
     """The image of that name, imported now unless it is there already, from the same source. Layers of a saved image
     are kept one by one: what another image has is not unpacked again.
 
-    `own_paths`: its boxes have the paths that it has, so that nobody is told of `--workdir`.
+    `own_paths`: its boxes have the paths that it has, so that nobody is told of `--workdir`. `origin`: what people
+    are told that it is made from, where that is not the name of the file.
     """
     check_name(name)
     moves = moves_of(source)
@@ -114,7 +116,7 @@ async def import_image(
                     whole=True,
                     env=merged(variables(settings), source.env),
                     recipe=digest,
-                    source=f"imported {source.path.name}",
+                    source=origin or f"imported {source.path.name}",
                     created_at=time.time(),
                 )
                 await try_out(provider, image)
