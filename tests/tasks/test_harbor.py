@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from rollcage.tasks.harbor_files import strip_canary
 from rollcage.tasks.trees import tree_of
 from rollcage.types import NO_MODEL, AgentSpec, Job, Outcome
 from rollcage.wiring import opened_runner
+from support.commands import rollcage
 from support.paths import ROOT
 
 FOLDERS = ROOT / "tests" / "data" / "harbor"
@@ -320,6 +322,18 @@ def test_the_command_line_runs_a_folder_and_tells_its_notices(tmp_path: Path) ->
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["reward"] == 1 and "shade, environment.weather" in ended.stderr
+
+
+def test_the_command_line_says_which_task_cannot_run_and_what_would_make_it(tmp_path: Path) -> None:
+    wide, plain = copied(tmp_path, "dockerfile"), copied(tmp_path, "greeting")
+    wide.rename(tmp_path / "日本")
+    listed = rollcage(tmp_path, "tasks", "ls", str(tmp_path))
+    head, *rows = listed.stdout.splitlines()
+    assert listed.returncode == 1 and head.split() == ["ID", "IMAGE", "SIZE", "VERIFIER"]
+    first = {row.split()[0].rpartition("/")[2]: row for row in rows}
+    assert first[plain.name].endswith("  runs") and f"image build {tmp_path / '日本'}" in first["dockerfile"]
+    ended = rollcage(tmp_path, "run", str(tmp_path / "日本"), "--agent", "nop")
+    assert ended.returncode == 2 and re.search(r"日本: there is no image 'harbor-\w+' here; run with", ended.stderr)
 
 
 @pytest.mark.anyio
