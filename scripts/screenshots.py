@@ -1,4 +1,9 @@
-"""Takes the pictures of the web page that the documentation shows: a real server, real rollouts, a real browser."""
+"""Takes the pictures of the web page that the documentation shows: a real server, real rollouts, a real browser.
+
+    .venv/bin/python scripts/screenshots.py [VIEW...]
+
+VIEW: `compare`, `prompt` ...; all of them where none is named.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +80,7 @@ async def main() -> None:
             async with chromium() as browser:
                 for size, (width, height) in SIZES.items():
                     async with tab(browser, f"{server.url}/web/", width=width, height=height) as watched:
-                        for view in VIEWS:
+                        for view in sys.argv[1:] or VIEWS:
                             await _look(watched.page, server.url, view, ids[0])
                             await watched.page.screenshot(path=PICTURES / f"{view}-{size}.png")
 

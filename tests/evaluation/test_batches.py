@@ -51,8 +51,9 @@ def test_rows_that_come_one_by_one_are_counted_as_all_at_once(seed: int) -> None
         if chance.random() < 0.3:
             whole = BatchView(entries, rows)
             assert growing.report(prices=PRICES) == whole.report(prices=PRICES)
-            assert growing.tokens == sum(row.tokens for row in whole.current)
-            spent = sum(PRICES[row.model].of(row.prompt_tokens, row.tokens) for row in whole.current)
+            attempts = {row.rollout_id: row for row in rows}.values()
+            assert growing.tokens == sum(row.tokens for row in attempts), "of those that were run again, too"
+            spent = sum(PRICES[row.model].of(row.prompt_tokens, row.tokens) for row in attempts)
             assert growing.cost(PRICES) == pytest.approx(spent)
     assert growing.report(prices={"m1": PRICES["m1"]}).cost is None
 

@@ -182,7 +182,7 @@ class BatchView:
         self.began_at = 0.0
         self._rows = RowTable()
         self.spent: dict[str, tuple[int, int]] = {}
-        """Tokens by model: of prompts, and generated. Of the latest attempt of each cell."""
+        """Tokens by model: of prompts, and generated. Of every attempt: what broke was paid for, too."""
         self._ended = array("q")
         self._ended_since = 0
         """Rollouts that ended since this run of it began."""
@@ -220,11 +220,12 @@ class BatchView:
         if before is not None and row.attempt < before.attempt:
             return
         position = self._rows.put(row)
-        for each, sign in ((before, -1), (row, 1)):
+        known = before if before is not None and before.rollout_id == row.rollout_id else None
+        for each, sign in ((known, -1), (row, 1)):
             if each is not None:
                 prompt, said = self.spent.get(each.model, (0, 0))
                 self.spent[each.model] = (prompt + sign * each.prompt_tokens, said + sign * each.tokens)
-        was_open = before is None or before.rollout_id != row.rollout_id or before.ended_at is None
+        was_open = known is None or known.ended_at is None
         if row.ended_at is not None and was_open:
             self._ended.append(position)
             self._ended_since += row.ended_at >= self.began_at
@@ -247,7 +248,7 @@ class BatchView:
 
     @property
     def tokens(self) -> int:
-        """Generated in all."""
+        """Generated in all, by every attempt."""
         return sum(said for _, said in self.spent.values())
 
     def cost(self, prices: Mapping[str, Price]) -> float | None:
