@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from rollcage.errors import UsageError
+from rollcage.sandboxes.images.catalog import Image, ImageStore
 from rollcage.sandboxes.images.imports import ImageSource, import_image
+from rollcage.sandboxes.layers import LayerStore
 from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.types import SandboxSpec
 from support.commands import rollcage
@@ -222,3 +224,14 @@ def test_the_command_shows_what_is_shared_and_prunes(base: bytes, tmp_path: Path
     freed = json.loads(rollcage(tmp_path, "image", "prune", "--json").stdout)["freed_bytes"]
     assert freed == rows[0]["own_bytes"]
     assert "0.0 MB freed" in rollcage(tmp_path, "image", "prune").stdout
+
+
+def test_a_file_with_two_names_counts_once_in_a_part_that_images_share(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "images", LayerStore(tmp_path / "layers"))
+    part = tmp_path / "layers" / "image_layer-a"
+    part.mkdir(parents=True)
+    (part / "one").write_bytes(bytes(range(256)) * 4096)
+    (part / "two").hardlink_to(part / "one")
+    images = [Image(name=name, parts=(part.name,)) for name in ("a", "b")]
+    size = (part / "one").stat().st_blocks * 512
+    assert store.sizes(images) == {"a": (0, size), "b": (0, size)} and store.sizes(images[:1]) == {"a": (size, 0)}

@@ -188,7 +188,8 @@ class ImageStore:
         named = Counter(part for image in images for part in image.parts)
         seen = set[tuple[int, int]]()
         # Lower parts first: a part that moves a folder has files of those below it.
-        parts = {part: _size(self.layers.folder / part, seen) for image in images for part in reversed(image.parts)}
+        lowest_first = dict.fromkeys(part for image in images for part in reversed(image.parts))
+        parts = {part: _size(self.layers.folder / part, seen) for part in lowest_first}
         return {
             image.name: (
                 sum(parts[part] for part in image.parts if named[part] == 1),
