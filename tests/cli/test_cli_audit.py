@@ -130,6 +130,7 @@ def test_stored_work_is_judged_again_by_a_corrected_task(home: Path) -> None:
     assert "judged again" in shown and "changed: verify" in shown
     again = rollcage(home, "reverify", first["rollout_id"][:6])
     assert again.returncode == 0 and "1 judged again, 0 with another reward" in again.stdout
+    assert again.stderr == "reverify: 1 of 1\n", "how far it is"
     assert f"again {first['rollout_id'][:8]}" in rollcage(home, "ls").stdout
 
 

@@ -17,7 +17,6 @@ from rollcage.errors import TaskError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rollcage.cli.screen import Screen
     from rollcage.results.fold import Rollout
     from rollcage.runner import Runner
     from rollcage.settings import Settings
@@ -136,7 +135,7 @@ async def _audit(
     from rollcage.cli.audit_report import ReportPrinter
     from rollcage.cli.interrupts import stoppable
     from rollcage.cli.output import write_json
-    from rollcage.cli.screen import screen
+    from rollcage.cli.screen import progress, screen
     from rollcage.store import Store
     from rollcage.wiring import opened_runner, provider
 
@@ -159,7 +158,7 @@ async def _audit(
                     key = options.key(task.digest)
                     report = before.get(key)
                     if report is None:
-                        report = await audited(runner, file, options, _progress(aside, file))
+                        report = await audited(runner, file, options, progress(aside, f"audit {file.task.id}"))
                         _keep(kept, key, report)
                     shown.put(number, report)
 
@@ -219,19 +218,6 @@ def _keep(kept: Path | None, key: str, report: AuditReport) -> None:
     whole = not kept.exists() or kept.read_bytes()[-1:] in (b"", b"\n")
     with kept.open("a") as file:
         file.write(("" if whole else "\n") + json.dumps({"key": key, "report": report.model_dump(mode="json")}) + "\n")
-
-
-def _progress(aside: Screen, file: TaskFile) -> Callable[[int, int, str], None]:
-    """Tells on stderr how far the audit of one task is: one line that changes, or one line where nobody watches."""
-
-    def tell(done: int, of: int, name: str) -> None:
-        line = f"audit {file.task.id}: {done} of {of}"
-        if aside.is_terminal and not aside.is_dumb_terminal:
-            aside.out(f"\r\x1b[2K{line}  {name}" if done < of else "\r\x1b[2K", end="", highlight=False)
-        elif done == of:
-            aside.out(line, highlight=False)
-
-    return tell
 
 
 async def audited(

@@ -11,7 +11,7 @@ from rollcage.cli.completion import rollout_ids
 from rollcage.cli.options import JSON
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rollcage.results.fold import Rollout, Verdict
     from rollcage.runner import Runner
@@ -58,16 +58,20 @@ def reverify(
 
 
 async def _reverify(settings: Settings, file: Any, how: tuple[tuple[str, ...], dict[str, str], int, int, bool]) -> int:
+    import sys
+
     from rollcage.cli.interrupts import stoppable
+    from rollcage.cli.screen import progress, screen
     from rollcage.wiring import opened_log, opened_runner
 
     ids, wanted, limit, at_once, as_json = how
     correction = None if file is None else correction_of(file)
+    tell = progress(screen(settings, file=sys.stderr), "reverify")
 
     async def work() -> int:
         async with opened_log(settings) as store, opened_runner(settings, store, at_once=at_once) as runner:
             chosen = [await store.find(prefix) for prefix in ids] or await _matching(store, wanted, limit)
-            rows = await _all(runner, store, chosen, correction)
+            rows = await _all(runner, store, chosen, correction, tell)
         _show(settings, rows, as_json)
         return codes.OK if all(row["reward"] is not None for row in rows) else codes.BROKEN
 
@@ -100,7 +104,13 @@ async def _matching(store: Store, wanted: dict[str, str], limit: int) -> list[st
     return found[:limit]
 
 
-async def _all(runner: Runner, store: Store, ids: Sequence[str], correction: Correction | None) -> list[dict[str, Any]]:
+async def _all(
+    runner: Runner,
+    store: Store,
+    ids: Sequence[str],
+    correction: Correction | None,
+    tell: Callable[[int, int, str], None],
+) -> list[dict[str, Any]]:
     import anyio
 
     from rollcage.errors import UsageError
@@ -114,6 +124,7 @@ async def _all(runner: Runner, store: Store, ids: Sequence[str], correction: Cor
             rows[rollout_id] = _row(rollout, await reverify(runner, rollout, correction))
         except UsageError as error:
             rows[rollout_id] = _row(rollout, None, str(error))
+        tell(len(rows), len(ids), rollout_id)
 
     async with anyio.create_task_group() as tasks:
         for rollout_id in ids:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import IO
@@ -50,6 +50,19 @@ def screen(settings: Settings, *, file: IO[str] | None = None, width: int | None
     # Without a terminal there is no width: rich would fold at 80, and grep would suffer.
     wide = width or (None if file.isatty() else WIDEST)
     return Screen(file=file, width=wide, markup=False, highlight=False, emoji=False, no_color=settings.no_color)
+
+
+def progress(aside: Screen, what: str) -> Callable[[int, int, str], None]:
+    """Tells how far something is: one line that changes, or one line at its end where nobody watches."""
+
+    def tell(done: int, of: int, name: str) -> None:
+        line = f"{what}: {done} of {of}"
+        if aside.is_terminal and not aside.is_dumb_terminal:
+            aside.out(f"\r\x1b[2K{line}  {name}" if done < of else "\r\x1b[2K", end="", highlight=False)
+        elif done == of:
+            aside.out(line, highlight=False)
+
+    return tell
 
 
 def marks_for(console: Console) -> Marks:
