@@ -78,7 +78,7 @@ async def test_a_batch_is_a_matrix_that_leads_to_its_rollouts_and_two_are_compar
         await page.get_by_role("link", name="Compare 2 of 2").click()
         await expect(page.locator(".compare h1")).to_have_text("tuesday against monday")
         await expect(page.locator(".tag.bad")).to_have_text(["broke"])
-        await expect(page.locator(".plainly tr", has_text="small")).to_contain_text("0.50")
+        await expect(page.locator(".sheet tr", has_text="small")).to_contain_text("0.50")
         await page.get_by_role("button", name="Fixed").click()
         await expect(page.locator(".sheet tbody .name")).to_have_text(["hard"])
         await expect(page.locator(".found")).to_have_text("1 shown: 0.25 → 0.75")

@@ -54,9 +54,9 @@ export function Compare({ first, second, query }) {
     <${Verdict} found=${found} />
     <table class="plainly"><thead><tr><th>Per rollout</th><th class="number">${first}</th><th class="number">${second}</th></tr></thead><tbody>
       <tr><td>Tokens</td>${names(found.tokens.map((value) => count(Math.round(value))))}</tr><tr><td>Time</td>${names(found.seconds.map((value) => seconds(value)))}</tr></tbody></table>
-    ${found.by_model.length > 0 && html`<table class="plainly">
-      <thead><tr><th>Model and agent</th><th class="number">${first}</th><th class="number">${second}</th><th class="number">Change</th><th>95 %</th><th class="number">Tasks</th></tr></thead>
-      <tbody>${found.by_model.map((each) => html`<tr><td>${each.model}${each.agent && ` · ${each.agent}`}</td><td class="number">${reward(each.before)}</td><td class="number">${reward(each.after)}</td><td class="number">${signed(each.difference)}</td><td>${each.low === null ? "–" : `${signed(each.low)} to ${signed(each.high)}`}</td><td class="number">${exact(each.tasks)}</td></tr>`)}</tbody></table>`}
+    ${found.by_model.length > 0 && html`<div class="sheet"><table>
+      <thead><tr><th>Model and agent</th><th class="number">${first}</th><th class="number">${second}</th><th class="number">Change</th><th class="number">95 %</th><th class="number">Tasks</th></tr></thead>
+      <tbody>${found.by_model.map((each) => html`<tr><td class="model"><b>${each.model}${each.agent && ` · ${each.agent}`}</b></td><td class="number" data-label=${first}>${reward(each.before)}</td><td class="number" data-label=${second}>${reward(each.after)}</td><td class="number" data-label="Change">${signed(each.difference)}</td><td class="number" data-label="95 %">${each.low === null ? "–" : `${signed(each.low)} to ${signed(each.high)}`}</td><td class="number" data-label="Tasks">${exact(each.tasks)}</td></tr>`)}</tbody></table></div>`}
     <div class="tools"><h2>Tasks</h2>
       <input type="search" placeholder="Search tasks" aria-label="Search tasks" aria-keyshortcuts="/" value=${q} onInput=${(event) => set({ q: event.target.value })} />
       <div class="chips" role="group" aria-label="Show">${FLIPS.map(([value, name]) => html`<button aria-pressed=${show === value} onClick=${() => set({ show: value })}>${name} <small>${exact(value === "" ? found.by_task.length : found.by_task.filter((each) => (value === "changed" ? each.before !== each.after : each.flipped === value)).length)}</small></button>`)}</div>
