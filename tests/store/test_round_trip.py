@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import typing
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from rollcage.agent_events import AgentEvent, AgentText
 from rollcage.events import AgentEmitted, Ended, Event, Queued, Requeued, ToolCalled, TurnEnded
 from rollcage.results.fold import Rollout
 from rollcage.store import Store
-from rollcage.types import CommandResult, Endpoint, Job, Reward, Task, Turn
+from rollcage.types import Alternative, CommandResult, Endpoint, Job, Reward, Task, Token, TokenColumns, Turn
 
 JOB = Job(task=Task(instruction="x"), model=Endpoint(base_url="http://127.0.0.1:9/v1", model="m"))
 
@@ -94,3 +95,19 @@ async def test_infinities_come_back_as_they_went_in(tmp_path: Path) -> None:
         for event in log:
             await store.append("r", event)
         assert [entry.event for entry in await store.read("r")][1:] == log
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 300])
+async def test_a_turn_is_in_its_own_row_and_its_tokens_are_columns_however_few(tmp_path: Path, count: int) -> None:
+    tokens = tuple(Token(f"<{n}>", n, -n / 8, (Alternative("é", None, -9.1),) * (n % 3)) for n in range(count))
+    said = {"model": "m", "messages": [{"role": "user", "content": "long " * 200}]}
+    turn = Turn(index=0, request=said, message={"content": "x"}, prompt_ids=(1, 2), tokens=TokenColumns.of(tokens))
+    async with Store.open(tmp_path / "log.db") as store:
+        await store.append("r", Queued(job=JOB))
+        await store.append("r", TurnEnded(turn=turn))
+        body = await store.ask(lambda c: c.execute("SELECT body FROM entries WHERE kind = 'turn_ended'").fetchone()[0])
+        kept = json.loads(body)["turn"]
+        assert kept["message"] == {"content": "x"} and list(kept["request"]["messages"][0]["content"]) == ["$blob"]
+        assert list(kept["tokens"]) == ([] if not count else ["$blob"] if count > 50 else ["$columns"])
+        [entry] = await store.read("r", kinds=("turn_ended",))
+        assert entry.event == TurnEnded(turn=turn.model_copy(update={"tokens": tokens}))

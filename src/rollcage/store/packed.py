@@ -10,7 +10,7 @@ import zstandard
 from rollcage.errors import StoreError
 from rollcage.events import Event, TurnEnded
 from rollcage.json_safe import json_safe
-from rollcage.store.packing import ROWS, Blob, Columns, Ids, LongTexts, Nested, Whole, blob_of, pack_beside
+from rollcage.store.packing import Blob, Columns, Ids, LongTexts, Nested, Own, blob_of, pack_beside
 from rollcage.types import Token, TokenColumns, Turn
 
 LEVEL = 1
@@ -82,13 +82,13 @@ def _plain(event: Event) -> dict[str, Any]:
     history = turn.history and turn.history.model_dump(mode="json")
     own = {**turn.__dict__, "purpose": turn.purpose.value, "history": history}
     own |= {"prompt_ids": Ids(turn.prompt_ids), "tokens": _columns(turn.tokens)}
-    return {"kind": event.kind, "turn": own}
+    return {"kind": event.kind, "turn": Own(own)}
 
 
-def _columns(tokens: Sequence[Token]) -> Sequence[Token] | Whole | Columns:
+def _columns(tokens: Sequence[Token]) -> Sequence[Token] | Columns:
     if not isinstance(tokens, TokenColumns):
         return tokens
-    if len(tokens) < ROWS:
-        return Whole(list(tokens))
+    if not tokens:
+        return ()
     top = Columns((tokens.top_texts, tokens.top_ids, tokens.top_logprobs))
     return Columns((tokens.texts, tokens.ids, tokens.logprobs, Nested(tokens.counts, top)))

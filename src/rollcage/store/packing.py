@@ -76,10 +76,10 @@ class Ids(NamedTuple):
     items: Sequence[int]
 
 
-class Whole(NamedTuple):
-    """What is not worth a look at its parts."""
+class Own(NamedTuple):
+    """An object that no other repeats as a whole: its members are packed, and it stays in the body."""
 
-    value: Any
+    members: dict[str, Any]
 
 
 class Columns(NamedTuple):
@@ -222,21 +222,23 @@ class _Packer:
             return self._long(value) if len(value) > LIMIT else value
         if isinstance(value, dict):
             return self._pack_dict(value)
+        if isinstance(value, Own):
+            return self._pack_dict(value.members, own=True)
         if isinstance(value, Ids):
             return self._parts(value.items, BLOCK, dumps_plain) if len(value.items) > BLOCK // 4 else value.items
         if isinstance(value, Columns):
             return self._encoded(dumps_plain(self._turned(value)))
-        if isinstance(value, Whole):
-            return self._encoded(dumps(value.value))
         if isinstance(value, (list, tuple)):
             return self._pack_list(value)
         return value
 
-    def _pack_dict(self, value: dict[str, Any]) -> Any:
+    def _pack_dict(self, value: dict[str, Any], own: bool = False) -> Any:
         packed = {
             key: item if (kind := type(item)) in _SIMPLE or (kind is str and len(item) <= LIMIT) else self.pack(item)
             for key, item in value.items()
         }
+        if own:
+            return packed
         if len(packed) == 1 and not MARKS.isdisjoint(packed):
             packed = {"$plain": packed}
         return self._shrink(packed)
