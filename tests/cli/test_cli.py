@@ -98,6 +98,8 @@ def test_help_says_what_each_command_does_in_one_whole_line(tmp_path: Path, grou
         (["run", "-i", "x", "-e", "scripted", "--agent", "nobody"], "nobody"),
         (["run", "-i", "x", "-e", "scripted", "--sandbox", "nowhere"], "nowhere"),
         (["run", "gone.toml"], "gone.toml: no such file"),
+        (["run", "examples/paginate.toml"], "rollcage/examples/paginate.toml"),
+        (["eval", "examples", "-m", "scripted"], "it comes with rollcage: "),
         (["run", "-i", "x", "-e", "scripted", "--follow"], "--json"),
         (["show", "x", "--events", "--turns"], "do not go together"),
         (["show", "abc"], "no rollouts yet"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,8 +12,6 @@ from rollcage.cli.options import JSON
 if TYPE_CHECKING:
     from rollcage.cli.output import Style
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-"""The tasks that come with the package."""
 NAMES = ("paginate", "wordcount", "merge")
 
 
@@ -37,6 +34,7 @@ def demo(name: str, as_json: bool) -> int:
     from rollcage.cli.run import run_file
     from rollcage.jobs import with_arguments
     from rollcage.tasks import load
+    from rollcage.tasks.files import EXAMPLES
 
     task = with_arguments(load(EXAMPLES / f"{name}.toml"), {"system": "host"})
     print("demo: in the system of this machine; rollcage setup --base makes one of its own", file=sys.stderr)

@@ -116,7 +116,7 @@ class RolloutRequest(EndpointArguments, _Instruction):
     disabled_tools: Annotated[Texts, Option(metavar="NAME")] = ()
     """These are not offered."""
     sandbox: Annotated[str, Option(metavar="NAME")] = "local"
-    """The kind of box."""
+    """The kind of box: `local`, `container` or `e2b`."""
     template: Annotated[str, Option(metavar="NAME")] = ""
     """A prebaked image of that kind of box."""
     system: Annotated[System | None, Option()] = None

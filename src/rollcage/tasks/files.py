@@ -18,6 +18,8 @@ from rollcage.tasks.problems import BESIDE, REFERENCES, SECRETS, nearest, proble
 from rollcage.tasks.trees import tree_of
 from rollcage.types import AgentSpec, Identifier, JsonObject, Metadata, SandboxSpec, Task, Value
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
+"""The tasks that come with rollcage."""
 SIZE_LIMIT = 16 << 20
 """No task file, and no file one brings along, is larger than this."""
 
@@ -102,12 +104,18 @@ def text_of(path: Path, name: str, *, remedy: str = "") -> str:
     except FileNotFoundError as error:
         near = nearest(path.name, _siblings(path), 0.8)
         hint = f"; did you mean {path.with_name(near)}?" if near else ""
-        raise TaskError(f"{name}: no such file{hint}") from error
+        raise TaskError(f"{name}: no such file{hint}", remedy=bundled(path)) from error
     except UnicodeDecodeError as error:
         raise TaskError(f"{name}: is not UTF-8 text (byte {error.start})", remedy=remedy) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise TaskError(f"{name}: cannot be read: {reason}") from error
+
+
+def bundled(path: Path) -> str:
+    """A remedy where a path of `examples/` is not there: pages name it so, and only a checkout has it."""
+    place = EXAMPLES.joinpath(*path.parts[1:])
+    return f"it comes with rollcage: {place}" if path.parts[:1] == ("examples",) and place.exists() else ""
 
 
 def _siblings(path: Path) -> list[str]:

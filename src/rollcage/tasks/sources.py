@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rollcage.errors import TaskError, UsageError
-from rollcage.tasks.files import SIZE_LIMIT, TaskFile, load, task_of, unique
+from rollcage.tasks.files import SIZE_LIMIT, TaskFile, bundled, load, task_of, unique
 from rollcage.tasks.harbor import is_folder_task
 from rollcage.tasks.harbor_images import NAME as HARBOR
 from rollcage.tasks.swe import is_record, task_of_record
@@ -147,7 +147,8 @@ def open_source(name: str | Path) -> TaskSource:
         what = f"cannot be read: {error.strerror}"
     raise UsageError(
         f"{name}: {what}",
-        remedy="name a task file or folder, a folder of them, a .jsonl, .parquet or .arrow file of tasks, "
+        remedy=bundled(path)
+        or "name a task file or folder, a folder of them, a .jsonl, .parquet or .arrow file of tasks, "
         "a TOML file that maps columns, or a registry.json",
     )
 
