@@ -77,9 +77,10 @@ def run(task: str | None, as_json: bool, follow: bool, build_image: bool, requir
 def _check_images(settings: Settings, file: TaskFile) -> None:
     """A task folder names images that nobody typed: say which folder wants one that is not here."""
     from rollcage.tasks import SourcedTask
+    from rollcage.tasks.harbor import is_folder_task
     from rollcage.wiring import provider
 
-    if file.path.is_dir():
+    if is_folder_task(file.path):
         task = SourcedTask(id=file.task.id, where=str(file.path), file=file)
         if why := task.why_not(provider(settings).images.has):
             raise UsageError(f"{file.path}: {why}")
