@@ -11,6 +11,7 @@ import pytest
 from rollcage.errors import TaskError
 from rollcage.tasks import load, load_task
 from rollcage.types import Task
+from support.commands import rollcage
 from support.paths import EXAMPLES
 
 
@@ -79,6 +80,32 @@ def test_every_field_of_a_task_can_be_given(tmp_path: Path) -> None:
     assert set(Task.model_fields) - of_folders == task.model_fields_set
     assert (task.id, task.workdir, task.verify_in, task.limits.max_turns) == ("t1", "/home/user/project", "fresh", 3)
     assert task.solution[0].tool_calls[0].arguments == {"command": "touch x", "description": "Makes x"}
+
+
+def test_tests_and_solutions_that_are_no_text_have_folders(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "blob").write_bytes(b"\xff\0")
+    text = (
+        'instruction = "x"\ntests_folder = "data"\nsolution_folder = "data"\nsolution_script = "cp ~/solution/blob ."\n'
+    )
+    text += """verify = ['cmp blob "$TESTS_DIR/blob"']\n"""
+    path = written(tmp_path, text)
+    task = load_task(path)
+    assert task.tests_tree and task.tests_tree == task.solution_tree and task.tests_tree.files == 1
+    tmp_path.chmod(0o755)
+    for agent, reward in (("oracle", 1), ("nop", 0)):
+        ended = rollcage(tmp_path, "run", str(path), "--agent", agent, "--json", env={"ROLLCAGE_SYSTEM": "host"})
+        assert json.loads(ended.stdout)["reward"] == reward, ended.stderr
+    for wrong, words in (
+        ('"/etc"', "leads out of"),
+        ('"nope"', "is no folder"),
+        ("7", "must be the name"),
+        ('"."', "holds the task itself"),
+    ):
+        with pytest.raises(TaskError, match=f"tests_folder: .*{words}"):
+            load_task(written(tmp_path, f'instruction = "x"\ntests_folder = {wrong}\n'))
+    with pytest.raises(TaskError, match=r"tests.b: .* is not UTF-8 text .*tests_folder"):
+        load_task(written(tmp_path, 'instruction = "x"\n[tests]\nb = { from = "data/blob" }\n'))
 
 
 def test_the_tables_beside_the_task(tmp_path: Path) -> None:

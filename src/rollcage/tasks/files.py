@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from rollcage.endpoints import EndpointRequest
 from rollcage.errors import TaskError, UsageError
 from rollcage.tasks.expected import expected_of
-from rollcage.tasks.problems import BESIDE, REFERENCES, SECRETS, nearest, problems_of
+from rollcage.tasks.problems import BESIDE, FOLDERS, REFERENCES, SECRETS, nearest, problems_of
 from rollcage.tasks.trees import tree_of
 from rollcage.types import AgentSpec, Identifier, JsonObject, Metadata, SandboxSpec, Task, Value
 
@@ -51,6 +51,7 @@ class TaskFile(Value):
     """What of the task is not as its author may expect."""
 
 
+_NO_TEXT = "name its folder, for what is no text"
 ALIASES = {"model": "endpoint", "check": "checks"}
 """Other spellings of a top-level key."""
 
@@ -175,6 +176,8 @@ class _TableReader:
         for key, field in REFERENCES.items():
             if key in data:
                 self._refer(data, key, field)
+        for key in FOLDERS.keys() & data.keys():
+            data[FOLDERS[key]] = self._tree(key, data.pop(key))
         for table in ("files", "tests"):
             if isinstance(data.get(table), dict):
                 folders = {name: of for name, of in data[table].items() if table == "files" and self._is_folder(of)}
@@ -221,16 +224,20 @@ class _TableReader:
         named = isinstance(value, dict) and value.keys() == {"from"} and isinstance(value["from"], str)
         return named and (self._folder / value["from"]).is_dir()
 
-    def _tree(self, where: str, name: str) -> Any:
+    def _tree(self, where: str, name: object) -> Any:
         """A folder beside the task file, with whatever lies in it."""
-        target = (self._folder / name).resolve()
         try:
+            if not isinstance(name, str):
+                raise TaskError("must be the name of a folder")
+            target = (self._folder / name).resolve()
             if not target.is_relative_to(self._folder.resolve()):
                 raise TaskError(
                     f"{name!r} leads out of the task's folder", remedy="use a path relative to the task file"
                 )
             if target == self._folder.resolve():
                 raise TaskError(f"{name!r} is a folder that holds the task itself", remedy="name one below it")
+            if not target.is_dir():
+                raise TaskError(f"{name!r} is no folder")
             return tree_of(target)
         except TaskError as error:
             self.problems.append(f"{where}: {error}")
@@ -245,7 +252,8 @@ class _TableReader:
                 raise TaskError(
                     f"{name!r} leads out of the task's folder", remedy="use a path relative to the task file"
                 )
-            return text_of(target, repr(name), remedy="name its folder, for what is no text")
+            remedy = "give {tests_folder}, a folder, for what is no text" if where.startswith("tests.") else _NO_TEXT
+            return text_of(target, repr(name), remedy=remedy)
         except TaskError as error:
             self.problems.append(f"{where}: {error}")
         except (OSError, ValueError, RuntimeError) as error:

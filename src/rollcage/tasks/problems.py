@@ -26,6 +26,9 @@ REFERENCES = {
 }
 """Keys that name a file beside the task file, and the field that gets its text."""
 
+FOLDERS = {"tests_folder": "tests_tree", "solution_folder": "solution_tree"}
+"""Keys that name a folder beside the task file, and the field that gets what lies in it."""
+
 TABLES: dict[str, type[BaseModel]] = {
     "limits": Limits,
     "checks": Check,
@@ -76,7 +79,7 @@ def _complaint(details: ErrorDetails) -> str:
 
 
 def _top_level() -> list[str]:
-    return [*Task.model_fields, *BESIDE, *REFERENCES]
+    return [*Task.model_fields, *BESIDE, *REFERENCES, *FOLDERS]
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
