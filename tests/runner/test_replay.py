@@ -152,9 +152,13 @@ async def test_or_goes_on_by_position_or_hands_over_to_a_live_model(
 ) -> None:
     played, report = await replay(runner, otherwise(original), on_difference="position")
     assert played.turns[2].message == original.turns[2].message and not report.same_requests
+    assert sequences(original) and not sequences(played), "it is its original's"
     live = model.endpoint((*SCRIPT[:2], ScriptedTurn(text="Live words.")))
     played, _ = await replay(runner, otherwise(original), on_difference="live", live=live)
     assert played.turns[2].message["content"] == "Live words." and played.reward == 1.0
+    assert [turn.recorded for turn in played.turns] == [True, True, False]
+    (sequence,) = sequences(played)
+    assert sequence.turns == (2,) and sum(sequence.loss_mask) == len(played.turns[2].tokens)
     with pytest.raises(UsageError, match="hand over"):
         await replay(runner, original, on_difference="live")
 

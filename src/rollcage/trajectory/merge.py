@@ -91,14 +91,8 @@ def sequences(rollout: Rollout, *, per_turn: bool = False, purposes: Collection[
         if (breaks := _passing_over(turn, found)) is not None:
             breaks.append(hole)
     # What was answered from the record of another rollout was sampled there, and is trained there.
-    found = [(path, breaks) for path, breaks in found if not _recorded(rollout, path[-1].turn)]
+    found = [(path, breaks) for path, breaks in found if not path[-1].turn.recorded]
     return [_sequence(rollout, place, path, breaks) for place, (path, breaks) in enumerate(found)]
-
-
-def _recorded(rollout: Rollout, turn: Turn) -> bool:
-    """Whether this turn was answered from the record of another rollout."""
-    origin = rollout.origin
-    return origin is not None and (origin.turn is None or turn.recorded)
 
 
 def choose(turns: Iterable[Turn], purposes: Collection[Purpose] = POLICY) -> Chosen:
@@ -213,7 +207,7 @@ def _passing_over(turn: Turn, found: list[Path]) -> list[Break] | None:
 
 def _sequence(rollout: Rollout, place: int, path: list[LinkedTurn], breaks: list[Break]) -> Sequence:
     last = path[-1]
-    shared = [node for node in path if _recorded(rollout, node.turn)]
+    shared = [node for node in path if node.turn.recorded]
     path = path[len(shared) :]
     first = path[0].turn
     ids = last.ids
