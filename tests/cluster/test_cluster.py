@@ -152,6 +152,29 @@ async def test_a_node_that_is_cut_off_stops_by_itself_and_only_then_another_begi
     assert (await kinds(store, rollout_id)).count("requeued") == 1
 
 
+async def test_a_node_that_ray_alone_gives_up_is_told_to_end_and_only_then_another_begins(
+    opened: Opened, machines: Machines, store: Store
+) -> None:
+    first = machines.add("a")
+    first.lifeline = True
+    first.provider.go = anyio.Event()
+    async with opened() as (cluster, head):
+        rollout_id = await cluster.start(shell("touch done"))
+        await until(lambda: first.orders)
+        host, states = first.host, set[str]()
+        assert host is not None
+        machines.add("b")
+        first.disowned = True
+        with anyio.fail_after(60):  # its lease is ten minutes
+            while "a" in head.nodes and head.nodes["a"].info is first.info and first.host is host:
+                states.add(head.nodes["a"].state)
+                await anyio.sleep(0)
+            assert "gave it up" in await host.ended()
+            rollout = await cluster.wait(rollout_id)
+        assert "unreachable" in states and rollout.outcome is Outcome.FINISHED
+    assert [order.attempt for order in machines.all["b"].orders] == [2]
+
+
 async def test_questions_whose_answers_get_lost_do_not_keep_a_node_alive(
     backends: Registry, machines: Machines, tmp_path: Path
 ) -> None:

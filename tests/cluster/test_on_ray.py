@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -23,7 +24,7 @@ from rollcage.settings import Settings
 from rollcage.store import Store
 from rollcage.types import NO_MODEL, AgentSpec, Blame, Job, Outcome, Stage, Task
 from support.processes import alive
-from support.raylets import actors_of, kill, patiently, raylets
+from support.raylets import actors_of, kill, patiently, processes_of, raylets
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(1500)]
 MARK = "rollcage-on-ray-sleep"
@@ -135,3 +136,33 @@ async def test_a_killed_actor_is_seen_at_once_and_replaced(ray_cluster: Any, tmp
         rollout = await runner.wait(rollout_id)
         assert rollout.outcome is Outcome.CRASHED and "process" in (rollout.error or "")
         assert (await runner.wait(await runner.start(job("true")))).reward == 1.0
+
+
+async def test_a_killed_raylet_alone_takes_its_rollouts_along_at_once(
+    ray_cluster: Any, tmp_path: Path, state_dir: Path
+) -> None:
+    patiently(lambda: ray_cluster.add_node(num_cpus=1, resources={"place": 4}))
+    async with opened(tmp_path, state_dir) as (runner, store):
+        await ready(runner, 2)
+        early = Task(instruction="touch done", setup=(f"bash -c 'exec -a {MARK} sleep 5'",), verify=("test -f done",))
+        ids = [await runner.start(job("true").model_copy(update={"task": early})) for _ in range(12)]
+        with anyio.fail_after(300):
+            while len(alive(MARK)) < 5:  # on both nodes, at least
+                await anyio.sleep(0.05)
+        at_work = {node.id: node.rollouts for node in runner.nodes}
+        victim = next(node for node in ray_cluster.worker_nodes if at_work.get(node.node_id))
+        began = time.time()
+        os.kill(processes_of(victim)[0], signal.SIGKILL)
+        logs = {}
+        for each in ids:
+            await runner.over(each)
+            logs[each] = await store.read(each)
+            rollout = await store.rollout(each)
+            assert rollout.reward == 1.0 or rollout.outcome is Outcome.CRASHED, rollout.error
+            assert [entry.event.kind for entry in logs[each]].count("ended") == 1
+        again = [e.time - began for log in logs.values() for e in log if isinstance(e.event, Requeued)]
+        assert again and max(again) < 20, again
+        ray_cluster.remove_node(victim, allow_graceful=False)
+    with anyio.fail_after(60):
+        while alive(MARK):
+            await anyio.sleep(0.1)

@@ -61,6 +61,9 @@ class Machine:
     up: bool = True
     cut: bool = False
     """Whether nothing gets through."""
+    disowned: bool = False
+    """Whether Ray says that it died, and it did not."""
+    lifeline: bool = False
     hello: Hello | None = None
     orders: list[Order] = field(default_factory=list)
     received: list[str] = field(default_factory=list)
@@ -91,7 +94,7 @@ class DirectLink:
 
     async def _reach(self) -> NodeHost:
         await asyncio.sleep(0)
-        if not self._machine.up:
+        if not self._machine.up or self._machine.disowned:
             raise NodeLost("it was killed")
         if self._machine.cut:
             await asyncio.sleep(0.01)
@@ -103,7 +106,8 @@ class DirectLink:
             hello = hello._replace(home=str(self._machine.home))
         self._machine.hello = hello
         welcome = await (await self._reach()).open(hello)
-        return welcome._replace(port=0)  # one process has no lifeline to itself
+        # What is killed here is no process, and would leave its lifeline whole.
+        return welcome if self._machine.lifeline else welcome._replace(port=0)
 
     async def exchange(self, heard: int, acknowledged: int) -> NodeNews:
         batch = await (await self._reach()).exchange(heard, acknowledged)

@@ -30,6 +30,11 @@ class ClusterGate(CallGate):
         return super().running + sum(node.load.calls for node in self._nodes.all.values())
 
     @property
+    def waiting(self) -> int:
+        """Calls that wait for the end of a pause, on all nodes, as they last told."""
+        return super().waiting + sum(node.load.waiting for node in self._nodes.all.values())
+
+    @property
     def state(self) -> GateState:
         """As nodes are told."""
         where, named = self._replicas.addresses, self._replicas.named

@@ -218,7 +218,8 @@ class NodeHost:
                 shown = await reader.readexactly(len(self._secret))
             if hmac.compare_digest(shown, self._secret):
                 await reader.read(1)
-                self.stop("the head ended")
+                self.stop("the head ended, or gave it up")
+                await self.ended()  # a head that is there begins elsewhere what ran here as soon as this breaks
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass
         finally:

@@ -271,6 +271,7 @@ class ClusterNodes:
     async def _until_lost(self, node: Node, welcome: Welcome) -> str:
         """Take its news until it is lost; why it is."""
         why: list[str] = []
+        given_up = anyio.Event()
         async with anyio.create_task_group() as tasks:
 
             async def end_with(work: Any) -> None:
@@ -278,8 +279,8 @@ class ClusterNodes:
                 tasks.cancel_scope.cancel()
 
             if welcome.port:
-                tasks.start_soon(end_with, self._lifeline(node, welcome))
-            tasks.start_soon(end_with, self._follow(node, lifeline=bool(welcome.port)))
+                tasks.start_soon(end_with, self._lifeline(node, welcome, given_up))
+            tasks.start_soon(end_with, self._follow(node, given_up, lifeline=bool(welcome.port)))
             if self._options.autoscale:
                 tasks.start_soon(end_with, self._idle(node))
         return why[0]
@@ -295,22 +296,29 @@ class ClusterNodes:
         self._resting.add(node.info.id)
         return "it had nothing to do"
 
-    async def _lifeline(self, node: Node, welcome: Welcome) -> str:
-        """Hold a connection to its process: it breaks at once when that ends."""
+    async def _lifeline(self, node: Node, welcome: Welcome, given_up: anyio.Event) -> str:
+        """Hold a connection to its process: it breaks at once when that ends. What is given up is told to end by it."""
         try:
             reader, writer = await asyncio.open_connection(node.info.address, welcome.port)
         except OSError:
             await anyio.sleep_forever()  # a firewall, say: Ray's word is enough
         try:
             writer.write(welcome.secret)
-            await reader.read(1)
-        except OSError:
-            pass
+            async with anyio.create_task_group() as tasks:
+
+                async def end() -> None:
+                    await given_up.wait()
+                    writer.write_eof()
+
+                tasks.start_soon(end)
+                with suppress(OSError):
+                    await reader.read(1)
+                tasks.cancel_scope.cancel()
         finally:
             writer.close()
         return "its process ended"
 
-    async def _follow(self, node: Node, *, lifeline: bool) -> str:
+    async def _follow(self, node: Node, given_up: anyio.Event, *, lifeline: bool) -> str:
         number, acknowledged, heard, lease_s = 0, 0, time.monotonic(), self._options.lease_s
         while True:
             # What it ran it has stopped by then: its lease counts from when it told what was heard last.
@@ -326,7 +334,9 @@ class ClusterNodes:
                 continue
             except NodeLost as error:
                 if lifeline:
-                    # A process that ended breaks its lifeline at once; one that is out of reach runs until its lease.
+                    # A process that ended, or can still be told to, breaks its lifeline; else it runs until its lease.
+                    self._set_state(node, "unreachable")
+                    given_up.set()
                     await anyio.sleep(max(0.0, left))
                 return str(error)
             number, heard = batch.number, time.monotonic()

@@ -20,6 +20,8 @@ from rollcage.cluster.options import NodeInfo
 
 MOST_ASKED = 10_000
 """Rollouts that an autoscaler is asked to make room for: it looks at each of them."""
+RAYLET_S = 0.5
+"""How often a node looks whether its raylet is there."""
 SMALL_CALL_S = 30.0
 """How long a node may take to answer what is answered at once."""
 
@@ -31,17 +33,24 @@ class NodeActor:
         import ray
 
         self._host = NodeHost(ray.util.get_node_ip_address())
-        self._ending: asyncio.Task[None] | None = None
+        self._raylet = os.getppid()
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self, hello: Hello) -> Welcome:
         """Begin; once everything has ended there, this process does."""
         welcome = await self._host.open(hello)
-        self._ending = asyncio.create_task(self._end())
+        self._tasks = [asyncio.create_task(self._end()), asyncio.create_task(self._end_with_raylet())]
         return welcome
 
     async def _end(self) -> None:
         await self._host.ended()
         os._exit(0)
+
+    async def _end_with_raylet(self) -> None:
+        """Stop once the raylet is gone that started this process. Ray ends an orphan only where init adopts it."""
+        while os.getppid() == self._raylet:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(RAYLET_S)
+        self._host.stop("its raylet ended")
 
     async def exchange(self, heard: int, acknowledged: int) -> NodeNews:
         """See `NodeHost`."""

@@ -222,14 +222,12 @@ class Lease:
         gate = self._context.gate
         if not gate.paused:
             return None
-        gate.waiting += 1
         self._paused += 1
         if self._paused == 1:
             self.on_pause(True)
         try:
             return await gate.enter()
         finally:
-            gate.waiting -= 1
             self._paused -= 1
             if not self._paused:
                 self.on_pause(False)

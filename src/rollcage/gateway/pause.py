@@ -23,8 +23,7 @@ class CallGate:
         self._idle.set()
         self._running: dict[object, Callable[[str], object]] = {}
         self._wait_s = WAIT_S
-        self.waiting = 0
-        """Calls that wait."""
+        self._waiting = 0
         self.policy_version = ""
         """The weights that the last resume named; empty where none did."""
         self.generation = 0
@@ -40,14 +39,22 @@ class CallGate:
         """Calls that run."""
         return len(self._running)
 
+    @property
+    def waiting(self) -> int:
+        """Calls that wait."""
+        return self._waiting
+
     async def enter(self) -> float | None:
         """Wait until calls may begin; None. Where that takes too long, how long it was waited."""
         wait_s = self._wait_s
+        self._waiting += 1
         try:
             async with asyncio.timeout(wait_s):
                 await self._open.wait()
         except TimeoutError:
             return wait_s
+        finally:
+            self._waiting -= 1
         return None
 
     def begin(self, call: object, cut: Callable[[str], object]) -> None:
