@@ -22,7 +22,7 @@ class TaskChange(Value):
     """`fixed`: less than half passed and now at least half does; `broke`: the other way round."""
 
 
-class Difference(Value):
+class MeanDifference(Value):
     """What two batches differ by, over the tasks that count in both."""
 
     tasks: int = 0
@@ -36,14 +36,14 @@ class Difference(Value):
     high: float | None = None
 
 
-class ModelChange(Difference):
+class ModelChange(MeanDifference):
     """The same of one model and agent that both batches have."""
 
     model: str
     agent: str
 
 
-class Comparison(Difference):
+class Comparison(MeanDifference):
     """Two batches, paired by task, all models and agents of each taken together."""
 
     first: str
@@ -93,7 +93,7 @@ def compare(first: BatchView, second: BatchView) -> Comparison:
 
 
 def _difference(found: Paired | None) -> JsonObject:
-    """The fields of a `Difference`."""
+    """The fields of a `MeanDifference`."""
     if found is None:
         return {}
     befores, afters = zip(*found.by_task.values(), strict=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from rollcage.evaluation.batches import BatchReport
-from rollcage.evaluation.comparison import Comparison, Difference, ModelChange
+from rollcage.evaluation.comparison import Comparison, MeanDifference, ModelChange
 from rollcage.evaluation.rows import BatchRow
 from rollcage.evaluation.statistics import Statistics
 
@@ -50,7 +50,7 @@ def signed(value: float | None) -> str:
     return "-" if value is None else f"{value:+.3f}"
 
 
-def change(of: Difference) -> tuple[str, str]:
+def change(of: MeanDifference) -> tuple[str, str]:
     """A difference and its interval, as tables show them."""
     return signed(of.difference), interval(of.low, of.high)
 
