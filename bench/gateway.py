@@ -200,7 +200,7 @@ async def serve(upstream: str, folder: str) -> None:
     """The gateway as it runs in a server, its turns going into a real log."""
     from rollcage.events import Queued, TurnEnded
     from rollcage.gateway import Gateway
-    from rollcage.server.interpreter import tuned_for_streams
+    from rollcage.server.interpreter import share_arenas, tuned_for_streams
     from rollcage.store import Store
     from rollcage.types import Endpoint, Job, Limits, Task, Turn
 
@@ -208,6 +208,7 @@ async def serve(upstream: str, folder: str) -> None:
         base_url=f"http://127.0.0.1:{upstream}/v1", model="fake", key=SecretStr("sk-" + "0123456789abcdef" * 2)
     )
     job = Job(task=Task(instruction="bench"), model=endpoint)
+    share_arenas()
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(Store.open(Path(folder) / "log.sqlite"))
         stack.enter_context(tuned_for_streams())

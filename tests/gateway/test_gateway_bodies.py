@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from typing import Any
 
 import pytest
 
-from rollcage.gateway.bodies import MOST_PARTS, read
+from rollcage.gateway.bodies import HELD, MOST_PARTS, TOOL_LISTS, SharedParts, read
+from rollcage.types import JsonObject
 
 
 async def test_a_large_conversation_is_read_whole() -> None:
@@ -30,3 +33,34 @@ async def test_a_long_text_is_read_in_slices_wherever_they_end(text: str, escape
 async def test_a_body_of_a_million_tiny_parts_is_not_read_at_all() -> None:
     body = b'{"messages":[],"x":[' + b'{"a":[]},' * (MOST_PARTS // 3) + b"0]}"
     assert await read(body) is None
+
+
+def test_what_requests_have_in_common_is_held_once() -> None:
+    def request(text: str) -> JsonObject:
+        tools = [{"type": "function", "function": {"name": "bash", "description": text}}]
+        messages = [{"role": "system", "content": text}, {"role": "user", "content": "".join(["sh", "ort"])}]
+        return {"messages": messages, "tools": tools, "stream": True}
+
+    shared = SharedParts()
+    first, second, other = request("x" * 5000), request("x" * 5000), request("x" * 4000 + "y" * 1000)
+    for body in (first, second, other):
+        asked = copy.deepcopy(body)
+        shared.share(body)
+        assert body == asked
+    assert second["messages"][0]["content"] is first["messages"][0]["content"] and second["tools"] is first["tools"]
+    assert other["messages"][0]["content"] is not first["messages"][0]["content"]
+    odds: list[dict[str, Any]] = [
+        {},
+        {"messages": "x" * 600, "tools": {}},
+        {"messages": [None, {"content": ["x"]}], "tools": []},
+    ]
+    for odd in odds:
+        shared.share(copied := copy.deepcopy(odd))
+        assert copied == odd
+
+
+def test_what_is_held_to_be_shared_is_bounded() -> None:
+    shared = SharedParts()
+    for number in range(100):
+        shared.share({"messages": [{"content": f"{number:06}" * 10_000}], "tools": [{"name": str(number)}]})
+    assert sum(map(len, shared._texts.values())) <= HELD and len(shared._tools) <= TOOL_LISTS

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from rollcage.errors import ModelUnreachable
+from rollcage.gateway.bodies import SharedParts
 from rollcage.gateway.engines import KnownEngines
 from rollcage.gateway.exact import ExactPrompts
 from rollcage.gateway.exchange import ExchangeContext
@@ -50,7 +51,7 @@ class Gateway:
         """Where calls wait while weights are changed."""
         self._upstream = Upstream(tls, answer_limit, proxies)
         self._known = KnownEngines()
-        self._parsing = asyncio.Lock()
+        self._parsing, self._shared = asyncio.Lock(), SharedParts()
         self._probes: dict[tuple[str, str, str], tuple[float, _Probe]] = {}
 
     @classmethod
@@ -179,6 +180,7 @@ class Gateway:
             strip=self._strip,
             exact=ExactPrompts(self._upstream, self._known, endpoint) if exact else None,
             gate=self.gate,
+            shared=self._shared,
             route=self.replicas.route(endpoint.base_url),
         )
         lease = Lease(context, sock, record, classify or one_agent)

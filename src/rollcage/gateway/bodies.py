@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +34,49 @@ _BREAK = re.compile(rb"[ !#-.:-@G-Z\[\]^_`g-mo-qsv-z{|}~]")
 _TEXT = msgspec.json.Decoder(str)
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+HELD = 2 << 20
+"""Characters of texts that are remembered in order to be shared."""
+TOOL_LISTS = 8
+"""Lists of tools that are."""
+LONG = 512
+"""Shorter texts are not shared."""
+
+
+class SharedParts:
+    """Texts and lists of tools that requests have in common: calls that wait hold each of them once."""
+
+    def __init__(self) -> None:
+        self._texts: dict[tuple[int, str, str], str] = {}
+        self._left = HELD
+        self._tools: deque[Any] = deque(maxlen=TOOL_LISTS)
+
+    def share(self, body: JsonObject) -> None:
+        """Put what is remembered in the place of what is equal to it. Of bodies that are not large: it looks at all."""
+        messages, tools = body.get("messages"), body.get("tools")
+        for message in messages if isinstance(messages, list) else ():
+            if isinstance(message, dict) and isinstance(text := message.get("content"), str) and len(text) > LONG:
+                message["content"] = self._text(text)
+        if isinstance(tools, list) and tools:
+            with suppress(RecursionError):
+                known = next((each for each in self._tools if each == tools), None)
+                if known is None:
+                    self._tools.append(tools)
+                else:
+                    body["tools"] = known
+
+    def _text(self, text: str) -> str:
+        look = (len(text), text[:32], text[-64:])
+        known = self._texts.get(look)
+        if known is not None:
+            return known if known == text else text
+        if len(text) <= HELD >> 3:
+            self._texts[look] = text
+            self._left -= len(text)
+            while self._left < 0:
+                self._left += len(self._texts.pop(next(iter(self._texts))))
+        return text
 
 
 @dataclass(frozen=True)

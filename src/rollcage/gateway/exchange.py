@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rollcage.gateway.bodies import Body
+from rollcage.gateway.bodies import Body, SharedParts
 from rollcage.gateway.capture import AnswerEnd, ModelCall, Spoken, TurnBuilder, portions
 from rollcage.gateway.delivery import Delivery
 from rollcage.gateway.engines import Engine, KnownEngines
@@ -34,9 +34,9 @@ SHORTEST_SECRET = 8
 
 HIDDEN = b"[key]"
 
-READ_AT = 24 << 10
-"""When so much of a stream has come, it is read: about thirty tokens with their alternatives."""
-READ_S = 1.0
+READ_AT = 12 << 10
+"""When so much of a stream has come, it is read: about a dozen tokens with their alternatives."""
+READ_S = 0.5
 """Not sooner than this after the last time: quick streams are read at their end, which costs less."""
 
 _REFUSALS = (400, 422)
@@ -63,6 +63,8 @@ class ExchangeContext:
     """Where calls wait while weights are changed."""
     route: Route | None = None
     """Where the model is now, where it has several addresses."""
+    shared: SharedParts = field(default_factory=SharedParts)
+    """What the requests of all leases have in common."""
     heads: dict[tuple[str, str], bytes] = field(default_factory=dict)
     """Heads of requests by address and what the agent accepts, but for the length of the body."""
 

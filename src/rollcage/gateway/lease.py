@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import msgspec
 
-from rollcage.gateway.bodies import Body, joined, read
+from rollcage.gateway.bodies import LARGE, Body, joined, read
 from rollcage.gateway.budget import BROKEN_CALLS, Budget
 from rollcage.gateway.capture import AnswerEnd, ModelCall, turn_of
 from rollcage.gateway.delivery import Delivery
@@ -173,6 +173,8 @@ class Lease:
         body = await read(await joined(request.body))
         request.body.clear()
         asked: JsonObject = {} if body is None else body.value
+        if request.size <= LARGE:
+            self._context.shared.share(asked)
         wire = _wire(request, asked)
         delivery = Delivery(
             connection, wire, stream=asked.get("stream") is True, answer_limit=self._context.upstream.answer_limit
