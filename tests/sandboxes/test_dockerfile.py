@@ -160,6 +160,29 @@ def test_the_first_builder_that_works_is_taken_and_the_others_are_told(monkeypat
         builder()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's builder is asked for the ids that it is lent, too")
+def test_of_many_tasks_one_whose_image_cannot_be_built_keeps_no_other_from_running(tmp_path: Path) -> None:
+    """Two of three have a Dockerfile, and both fail; the third needs none."""
+    tmp_path.chmod(0o755)
+    folders = ROOT / "tests/data/harbor"
+    for name in ("a", "b"):
+        shutil.copytree(folders / "dockerfile", tmp_path / "set" / name)
+        (tmp_path / "set" / name / "environment/note.txt").write_text(name)
+    shutil.copytree(folders / "greeting", tmp_path / "set" / "c")
+    builder = tmp_path / "bin" / "buildah"
+    builder.parent.mkdir()
+    builder.write_text('#!/bin/sh\n[ "$1" = bud ] || exit 0\necho no such base >&2\nexit 7\n')
+    builder.chmod(0o755)
+    env = {"PATH": f"{builder.parent}:{os.environ['PATH']}", "ROLLCAGE_SYSTEM": "host"}
+    ended = rollcage(tmp_path, "eval", str(tmp_path / "set"), "--build", "--agent", "oracle", "--json", env=env)
+    overall = json.loads(ended.stdout.splitlines()[-1])["overall"]
+    assert (overall["done"], overall["mean"]) == (1, 1), ended.stderr
+    for name in ("a", "b"):
+        assert f"set/{name}/environment/Dockerfile: cannot be built" in ended.stderr
+    alone = rollcage(tmp_path, "run", str(tmp_path / "set" / "a"), "--build", "--agent", "nop", env=env)
+    assert alone.returncode == 3 and "no such base" in alone.stderr
+
+
 @pytest.mark.slow
 def test_a_task_s_image_is_built_with_apt_on_a_base_of_debian_s_packages(tmp_path: Path) -> None:
     """Two tasks on one base, by `run --build`, and their layers are shared."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rollcage.errors import SandboxError, UsageError
+
 if TYPE_CHECKING:
     from rollcage.sandboxes.images.build import Built, Say
     from rollcage.sandboxes.local.provider import LocalProvider
@@ -45,9 +47,17 @@ def plans(file: TaskFile) -> list[ImagePlan]:
 
 
 async def build_missing(settings: Settings, files: Sequence[TaskFile]) -> None:
-    """`--build`: the images that tasks want and that are not there, and can be built from their folders."""
+    """`--build`: the images that tasks want and that are not there, and can be built from their folders.
+
+    Of several, one that cannot be built is told, and keeps no other from running.
+    """
     from rollcage.wiring import provider, say
 
     async with provider(settings) as boxes:
         for file in files:
-            await build_images(boxes, file, say)
+            try:
+                await build_images(boxes, file, say)
+            except (SandboxError, UsageError) as error:
+                if len(files) == 1:
+                    raise
+                say(f"{file.path}: {error}")
