@@ -22,7 +22,7 @@ from rollcage.sandboxes.images.catalog import ImageStore
 from rollcage.sandboxes.layers import LayerStore
 from rollcage.settings import Settings
 from rollcage.store import Store
-from rollcage.tasks import load, open_source
+from rollcage.tasks import harbor_images, load, open_source, trees
 from rollcage.tasks.cheats import cheats_for
 from rollcage.tasks.harbor_files import strip_canary
 from rollcage.tasks.trees import tree_of
@@ -137,7 +137,21 @@ def test_what_is_wrong_in_task_toml_is_said_with_its_place(tmp_path: Path, text:
         load(folder)
 
 
-def test_files_that_cannot_be_taken_as_they_are_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_image_is_built_from_may_be_larger_than_what_is_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied(tmp_path, "dockerfile")
+    (folder / "environment" / "data").write_bytes(bytes(5000))
+    monkeypatch.setattr(trees, "MOST_BYTES", 4000)
+    before = load(folder).sandbox.template
+    (folder / "environment" / "data").write_bytes(bytes(5001))
+    assert load(folder).sandbox.template not in ("", before)
+    monkeypatch.setattr(harbor_images, "MOST_CONTEXT", 4000)
+    with pytest.raises(TaskError, match=r"environment: is more than .* have the Dockerfile fetch what is large"):
+        load(folder)
+
+
+def test_files_that_cannot_be_taken_as_they_are_are_refused(tmp_path: Path) -> None:
     folder = copied(tmp_path, "greeting")
     link = folder / "tests" / "out"
     link.symlink_to("../../../etc/passwd")

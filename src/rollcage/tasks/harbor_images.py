@@ -15,6 +15,8 @@ from rollcage.tasks.warm import InstallStep, script_of, steps_of
 
 NAME = "harbor"
 """The names of images of such tasks begin with it."""
+MOST_CONTEXT = 4 << 30
+"""Bytes of a folder that an image is built from: read to name the image, and never staged."""
 
 
 class ImagePlan(NamedTuple):
@@ -36,7 +38,8 @@ def template_of(image: str) -> str:
 
 def plan_of(folder: Path, context: Path) -> ImagePlan:
     """The image of one of a task's Dockerfiles, named by all that goes into it, so that the same is built once."""
-    digest, warm = tree_of(context).digest, script_of(list(warm_steps(folder, context)))
+    tree = tree_of(context, most_bytes=MOST_CONTEXT, remedy="have the Dockerfile fetch what is large")
+    digest, warm = tree.digest, script_of(list(warm_steps(folder, context)))
     if warm:
         digest = blake2b(f"{digest}\0{warm}".encode(), digest_size=16).hexdigest()
     return ImagePlan(f"{NAME}-{digest[:24]}", context, warm)

@@ -21,15 +21,18 @@ _CHUNK = 1 << 18
 _BLOCK = tarfile.BLOCKSIZE
 
 
-def tree_of(folder: Path) -> FileTree:
-    """What lies in a folder, or one file; TaskError, before anything is read, where it cannot be taken as it is."""
+def tree_of(folder: Path, *, most_bytes: int = 0, remedy: str = "put what is large into the task's image") -> FileTree:
+    """What lies in a folder, or one file; TaskError, before anything is read, where it cannot be taken as it is.
+
+    `most_bytes`: instead of MOST_BYTES. `remedy`: for a folder with more.
+    """
+    most_bytes = most_bytes or MOST_BYTES
     size, count = 0, 0
     for path, found in _found(folder):
         if stat.S_ISREG(found.st_mode):
             size, count = size + found.st_size, count + 1
-        if size > MOST_BYTES or count > MOST_FILES:
-            most = f"{MOST_BYTES >> 20} MB or {MOST_FILES} files"
-            raise TaskError(f"{folder}: is more than {most}", remedy="put what is large into the task's image")
+        if size > most_bytes or count > MOST_FILES:
+            raise TaskError(f"{folder}: is more than {most_bytes >> 20} MB or {MOST_FILES} files", remedy=remedy)
         if stat.S_ISLNK(found.st_mode):
             _check_link(folder, path)
     digest = blake2b(digest_size=16)
