@@ -114,6 +114,7 @@ FILES = {
 UNLESS = "[ -s $REWARD_FILE ] || echo 0 > $REWARD_FILE"
 EVALUATES = f"[[ $(untrusted python3 calc.py) -eq 42 ]] && echo 1 > $REWARD_FILE; {UNLESS}"
 COMPARES = f'[ "$(untrusted python3 calc.py)" = 42 ] && echo 1 > $REWARD_FILE; {UNLESS}'
+NEAR = "untrusted python3 calc.py | python3 -c 'import sys; said = float(input()); sys.exit({})'"
 LOOP = "cd tests && for file in *.sh; do bash $file || exit 1; done"
 
 
@@ -129,6 +130,8 @@ LOOP = "cd tests && for file in *.sh; do bash $file || exit 1; done"
         ("fake_output", {"verify": ["python3 calc.py | grep -q '1 passed'"]}),
         ("evaluated_output", {"verify": [EVALUATES], "isolate": True}),
         ("spliced_output", {"verify": ["[ $(untrusted python3 calc.py) = 42 ]"], "isolate": True}),
+        ("not_a_number", {"verify": [NEAR.format("abs(said - 42) > 0.1")], "isolate": True}),
+        ("every_answer", {"verify": ["untrusted python3 calc.py | grep -x 42"], "isolate": True}),
     ],
 )
 async def test_a_weak_verifier_pays_the_cheat_that_fits_it(
@@ -149,6 +152,8 @@ async def test_a_weak_verifier_pays_the_cheat_that_fits_it(
         ("forged_reward", {"test_script": f"python3 calc.py; {UNLESS}"}),
         ("evaluated_output", {"verify": [COMPARES], "isolate": True}),
         ("spliced_output", {"verify": ['[ "$(untrusted python3 calc.py)" = 42 ]'], "isolate": True}),
+        ("not_a_number", {"verify": [NEAR.format("not abs(said - 42) < 0.1")], "isolate": True}),
+        ("every_answer", {"verify": [COMPARES], "isolate": True}),
     ],
 )
 async def test_the_remedy_takes_the_pay_away(cheat: str, fields: dict[str, object], runner: Runner) -> None:
