@@ -24,7 +24,7 @@ from rollcage.simulators.recorded import difference
 from rollcage.store import Store
 from rollcage.tasks import load
 from rollcage.trajectory import sequences
-from rollcage.types import Check, Purpose, ScriptedCall, ScriptedTurn, Task
+from rollcage.types import Check, Outcome, Purpose, ScriptedCall, ScriptedTurn, Task
 from rollcage.wiring import agents
 from support.paths import ROOT
 from support.playing import Play
@@ -189,7 +189,8 @@ async def test_a_fork_that_does_not_get_to_its_turn_says_so_and_does_not_go_on(
     (stopped,) = await fork(runner, changed, at=3, live=live)
     (odd,) = report_of(changed, stopped).differences
     assert odd.turn == 2 and "something else" in odd.what
-    assert [turn.status for turn in stopped.turns] == [200, 400] and not sequences(stopped)
+    assert (stopped.outcome, stopped.reward) == (Outcome.ABORTED, None)
+    assert len(stopped.turns) == 2 and not sequences(stopped)
     (placed,) = await fork(runner, changed, at=3, live=live, on_difference="position")
     assert [turn.recorded for turn in placed.turns] == [True, True, False] and placed.reward == 1.0
     assert [each.turn for each in report_of(changed, placed).differences] == [2]

@@ -98,7 +98,7 @@ def fork(rollout_id: str, at: int, samples: int, edit: Any, as_json: bool, **how
 
     The turns before it are replayed; -n continuations.
     With --edit, the answer of that turn is the file's: a JSON message (content, tool_calls), or plain text.
-    Where the agent asks something else before that turn, it is said; by default that one does not go on.
+    Where the agent asks something else before that turn, it is said; by default that one is stopped.
 
     \b
     Example:

@@ -6,6 +6,7 @@ What a replay found is not noted anywhere: it is the difference between two logs
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from rollcage.errors import UsageError
 from rollcage.results.fold import Rollout
@@ -163,4 +164,6 @@ async def _played(
                 server = await stack.enter_async_context(RecordedModel(record, model=job.model.model))
                 job = job.model_copy(update={"model": server.endpoint(job.model)})
             ids.append(await runner.start(job, StartOptions(origin=origin)))
+            if origin.how == "fork":  # what does not get to its turn is no fork, and earns nothing
+                record.stop = partial(runner.abort, ids[-1])
         return [await runner.wait(rollout_id) for rollout_id in ids]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -109,6 +109,8 @@ class Record:
     """A message that is said where the record ends, before the live model speaks."""
     later: Sequence[Turn] = ()
     """Those that the live model is asked again: they may come beside the last of `turns`."""
+    stop: Callable[[str], Awaitable[object]] | None = None
+    """Ends the rollout where a call is refused; None: the agent is told, and sees what it makes of it."""
     live: Endpoint | None = None
     """Who speaks where the record ends, and where the agent asks something else, if that is to be `live`."""
     differences: list[tuple[int, Difference]] = field(default_factory=list)
@@ -178,6 +180,8 @@ class RecordedModel(Loopback):
         if found is None and self.record.live is not None:
             await self._forward(scope, body, send, self.record.live)
             return
+        if isinstance(found, str) and self.record.stop is not None:
+            await self.record.stop(found)
         if found is None or isinstance(found, str):
             await send_json(send, {"error": {"message": found or "no answer", "type": "replay"}}, 400)
             return
