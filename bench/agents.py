@@ -100,7 +100,8 @@ def script_of(agent: Agent) -> list[ScriptedTurn]:
 async def naked(agent: Agent, endpoint: Endpoint, provider: LocalProvider, gateway: Gateway) -> None:
     """The CLI on this machine, in a new home directory."""
     folders = [await provider.layers.ensure(layer) for layer in agent.layers()]
-    if not isinstance(agent, CliAgent):
+    assert isinstance(agent, CliAgent)
+    if agent.name == "opencode":
         await naked_opencode(folders[0], endpoint)
         return
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import anyio
 
+from rollcage.agents.cli_agent import Downloads
 from rollcage.agents.opencode.agent import OpenCode
 from rollcage.events import StageStarted, TurnEnded
 from rollcage.gateway import Gateway
@@ -76,7 +77,7 @@ async def measure(way: str, endpoint: Endpoint, store: Store, usage: Usage) -> d
     """One rollout."""
     home = Settings.from_environ(os.environ).home
     before = usage.look()
-    agent = OpenCode(home / "cache")
+    agent = OpenCode(Downloads(home / "cache"))
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(Gateway.open())
         boxes: Provider = await stack.enter_async_context(LocalProvider(home))

@@ -28,6 +28,7 @@ from typing import Any
 import anyio
 from pydantic import SecretStr
 
+from rollcage.agents.cli_agent import Downloads
 from rollcage.agents.opencode.agent import OpenCode
 from rollcage.agents.opencode.config import BINARY, config_of, environment_of
 from rollcage.gateway import Gateway
@@ -275,7 +276,7 @@ PARTS = ("boxes", "pairs", "warm", "eights")
 async def measure(parts: Sequence[str], rounds: int) -> dict[str, object]:
     """Everything that is asked for, as one object."""
     state = Settings.from_environ(os.environ).home
-    agent = OpenCode(state / "cache")
+    agent = OpenCode(Downloads(state / "cache"))
     result: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as folder:
         async with (

@@ -24,6 +24,7 @@ from socket import socket
 
 import anyio
 
+from rollcage.agents.cli_agent import Downloads
 from rollcage.agents.opencode.agent import OpenCode
 from rollcage.conformance.sandboxes.peers import Peer, serve
 from rollcage.sandboxes.base import Sandbox, run
@@ -313,7 +314,7 @@ async def base(provider: LocalProvider, agent: OpenCode, rounds: int, processor:
 async def measure(quick: bool, only: str = "") -> dict[str, Result]:
     """Everything, part by part."""
     settings = Settings.from_environ(os.environ)
-    agent = OpenCode(settings.cache_dir)
+    agent = OpenCode(Downloads(settings.cache_dir))
     processor = Processor()
     try:
         async with LocalProvider(settings.home) as provider:

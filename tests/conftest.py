@@ -111,6 +111,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 @pytest.fixture
 async def backends(state_dir: Path, tmp_path: Path) -> AsyncIterator[Registry]:
+    from rollcage.agents.cli_agent import Downloads
     from rollcage.agents.mini import Mini
     from rollcage.agents.nop import Nop
     from rollcage.agents.opencode.agent import OpenCode
@@ -127,7 +128,7 @@ async def backends(state_dir: Path, tmp_path: Path) -> AsyncIterator[Registry]:
         gateway = await stack.enter_async_context(Gateway.open())
         provider = await stack.enter_async_context(LocalProvider(state_dir))
         mine: list[Agent] = [Nop(), Oracle(files=trees.get), StoredWork(work.get)]
-        known: list[Agent] = [OpenCode(state_dir / "cache"), Mini(), Shell(), *mine]
+        known: list[Agent] = [OpenCode(Downloads(state_dir / "cache")), Mini(), Shell(), *mine]
         agents = {agent.name: agent for agent in known}
         yield Registry(providers={"local": provider}, agents=agents, gateway=gateway, work=work, trees=trees)
 

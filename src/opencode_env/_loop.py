@@ -103,12 +103,13 @@ class LoopThread:
             self._started.set()
 
     async def _serve(self) -> None:
+        from rollcage.agents.cli_agent import Downloads
         from rollcage.agents.opencode.agent import OpenCode
         from rollcage.gateway import Gateway
         from rollcage.settings import Settings
 
         self.settings = Settings.from_environ()
-        self.agent = OpenCode(self.settings.cache_dir, self.settings.npm_registry)
+        self.agent = OpenCode(Downloads(self.settings.cache_dir, self.settings.npm_registry))
         async with AsyncExitStack() as self.stack:
             self.gateway = await self.stack.enter_async_context(Gateway.open())
             async with anyio.create_task_group() as self._tasks:

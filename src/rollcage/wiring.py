@@ -97,9 +97,10 @@ def providers(settings: Settings) -> Mapping[str, Callable[[], AbstractAsyncCont
 
 def agent(settings: Settings) -> OpenCode:
     """The agent that is used where none is named."""
+    from rollcage.agents.cli_agent import Downloads
     from rollcage.agents.opencode.agent import OpenCode
 
-    return OpenCode(settings.cache_dir, settings.npm_registry)
+    return OpenCode(Downloads(settings.cache_dir, settings.npm_registry))
 
 
 def agents(settings: Settings, *, more: Sequence[Agent] = (), local: bool = True) -> AgentCatalog:

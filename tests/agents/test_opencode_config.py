@@ -9,7 +9,8 @@ import pytest
 from pydantic import SecretStr
 
 from rollcage.agents.opencode.config import config_of, environment_of, permissions_of
-from rollcage.agents.opencode.package import fetch, package_for
+from rollcage.agents.opencode.package import package_for
+from rollcage.agents.packages import fetch
 from rollcage.errors import AgentError, SetupError, UsageError
 from rollcage.types import AgentSpec, Endpoint
 

@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from rollcage.agent_events import AgentDelta, AgentText
+from rollcage.agents.cli_agent import Downloads
 from rollcage.agents.opencode import OpenCode
 from rollcage.agents.opencode.listener import EVERY_S
 from rollcage.agents.opencode.transcript import messages_of, session_of
@@ -101,7 +102,7 @@ async def test_the_transcript_folded_from_the_log_is_the_one_of_the_server(play:
     assert kinds == ["step-start", "reasoning", "tool", "step-finish"]
     assert messages[1]["parts"][2]["state"]["output"] == "seeded\n"
     assert messages[-1]["info"]["finish"] == "stop"
-    served = transcript_of(await store.read(rollout.id), {"opencode": OpenCode(Path())})
+    served = transcript_of(await store.read(rollout.id), {"opencode": OpenCode(Downloads(Path()))})
     assert [message.model_dump() for message in served] == messages, "and the one that clients are given"
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from rollcage.agents.cli_agent import Downloads
 from rollcage.agents.opencode.agent import OpenCode
 from rollcage.conformance.sandboxes import CHECKS, ConformanceCheck, judge
 from rollcage.conformance.sandboxes.backends import traits_of
@@ -84,7 +85,7 @@ async def test_the_real_opencode_works_in_a_container(engine_address: str, state
         Gateway.open() as gateway,
         ContainerProvider(state_dir, [engine_address]) as boxes,
     ):
-        agents = {"opencode": OpenCode(state_dir / "cache")}
+        agents = {"opencode": OpenCode(Downloads(state_dir / "cache"))}
         backends = Registry(providers={"container": boxes}, agents=agents, gateway=gateway)
         job = Job(
             task=task,

@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import pytest
 
+from rollcage.agents.cli_agent import Downloads
 from rollcage.agents.opencode.agent import OpenCode
 from rollcage.agents.shell import Shell
 from rollcage.conformance.sandboxes import CHECKS, ConformanceCheck, Traits, judge
@@ -316,7 +317,7 @@ HELLO = Task(
 @pytest.fixture
 async def backends(runtime: E2BRuntime, state_dir: Path) -> AsyncIterator[Registry]:
     async with Gateway.open() as gateway, E2BProvider(runtime.settings, state_dir) as provider:
-        agents: dict[str, Any] = {"opencode": OpenCode(state_dir / "cache"), "shell": Shell()}
+        agents: dict[str, Any] = {"opencode": OpenCode(Downloads(state_dir / "cache")), "shell": Shell()}
         yield Registry(providers={"e2b": provider}, agents=agents, gateway=gateway)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from rollcage.agents.cli_agent import Downloads
 from rollcage.agents.opencode.agent import OpenCode
 from rollcage.errors import SandboxError, SandboxLost, UsageError
 from rollcage.gateway import Gateway
@@ -194,7 +195,7 @@ class Warmed:
 
 @pytest.fixture
 async def warmed(state_dir: Path, store: Store, model: ScriptedModel) -> AsyncIterator[Warmed]:
-    agent = OpenCode(state_dir / "cache")
+    agent = OpenCode(Downloads(state_dir / "cache"))
     async with (
         Gateway.open() as gateway,
         LocalProvider(state_dir) as local,

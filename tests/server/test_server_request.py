@@ -10,6 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from rollcage.agent_events import AgentOutput
+from rollcage.agents.cli_agent import Downloads
 from rollcage.agents.opencode import OpenCode
 from rollcage.endpoints import check_address
 from rollcage.errors import QueueFull, UsageError
@@ -185,7 +186,7 @@ def said(kind: str, part: Mapping[str, object]) -> AgentEmitted:
 
 
 def test_a_transcript_has_the_instruction_and_what_the_agent_said_in_its_own_shape(tmp_path: Path) -> None:
-    agents = {"opencode": OpenCode(tmp_path)}
+    agents = {"opencode": OpenCode(Downloads(tmp_path))}
     queued = Queued(job=job_of(endpoint="scripted"))
     text = {"id": "prt_2", "messageID": "msg_1", "type": "text", "text": "hello"}
     tool = {"id": "prt_1", "messageID": "msg_1", "type": "tool", "tool": "bash", "state": {"status": "completed"}}

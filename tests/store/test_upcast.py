@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rollcage.agent_events import AgentEvent, AgentReportedError, AgentText, AgentToolCall, AgentUsage
+from rollcage.agents.cli_agent import Downloads
 from rollcage.agents.opencode import OpenCode
 from rollcage.agents.opencode.neutral import event_of
 from rollcage.cli.narrator import FANCY, Narrator
@@ -106,7 +107,7 @@ async def test_an_old_event_reads_as_todays_adapter_would_write_it(old: Store) -
 
 
 async def test_every_view_reads_an_old_log(old: Store, tmp_path: Path) -> None:
-    agents = {"opencode": OpenCode(tmp_path)}
+    agents = {"opencode": OpenCode(Downloads(tmp_path))}
     run, serve, shell, _, loop = await rollouts_of(old)
     for rollout in (run, serve, shell, loop):
         entries = await old.read(rollout.id)
@@ -136,7 +137,7 @@ async def test_a_transcript_of_neutral_events_has_the_shape_of_all_transcripts(o
     assert messages[1].parts[0]["tool"] == "search_tickets"
     assert messages[1].parts[0]["state"]["status"] == "completed"
     told = transcript_of(await old.read(run.id), {})
-    own = transcript_of(await old.read(run.id), {"opencode": OpenCode(Path())})
+    own = transcript_of(await old.read(run.id), {"opencode": OpenCode(Downloads(Path()))})
     visible = [[part for part in message.parts if not part["type"].startswith("step-")] for message in own]
     assert [[part["type"] for part in parts] for parts in visible] == [[p["type"] for p in m.parts] for m in told]
 

@@ -32,8 +32,7 @@ def shipped(downloads: Downloads) -> list[Agent]:
     from rollcage.agents.pi import Pi
     from rollcage.agents.qwen_code import QwenCode
 
-    clis = (ClaudeCode, Codex, Pi, QwenCode, MiniSweAgent)
-    return [OpenCode(downloads.folder, downloads.registry), *(kind(downloads) for kind in clis)]
+    return [kind(downloads) for kind in (OpenCode, ClaudeCode, Codex, Pi, QwenCode, MiniSweAgent)]
 
 
 class AgentCatalog(Mapping[str, Agent]):

@@ -9,7 +9,8 @@ from rollcage.agents.base import ToolWords
 from rollcage.agents.cli_agent import AgentRun, Command, Reader
 from rollcage.agents.npm_agent import NpmAgent
 from rollcage.agents.packages import Package
-from rollcage.agents.stream_json import StreamJson, ToolKind
+from rollcage.agents.stream_json import StreamJson
+from rollcage.agents.tool_calls import ToolKind
 from rollcage.types import HOME, JsonObject, ScriptedCall
 
 _STATE = ".claude"

@@ -29,13 +29,15 @@ from rollcage.agents.lines import feed, told
 from rollcage.errors import UsageError
 from rollcage.events import AgentEmitted, AgentStarted
 from rollcage.json_safe import json_safe
-from rollcage.sandboxes.base import Sandbox, Tail
+from rollcage.sandboxes.base import CapturedOutput, Sandbox, Tail
 from rollcage.sandboxes.layers import Layer
 from rollcage.types import HOME, AgentSpec, Endpoint, JsonObject
 
 INSTALLED = ".rollcage/agents"
 """Where agents are, below the home directory of a box."""
 
+KEPT = 8000
+"""Bytes: the end of what an agent prints to stderr."""
 Wire = Literal["chat", "messages", "responses"]
 """The API that an agent speaks to its model: OpenAI's chat completions or responses, or Anthropic's messages."""
 Reader = Callable[[JsonObject], Iterable[AgentEvent]]
@@ -136,6 +138,10 @@ class CliAgent:
         """What its printed JSON means."""
         return lambda data: [AgentRaw(name=text(data.get("type")))]
 
+    def complaint_in(self, printed: CapturedOutput) -> str:
+        """Why it cannot start or go on, out of what it printed to stderr: the last line."""
+        return "".join(printed.text.strip().splitlines()[-1:])
+
     def check(self, spec: AgentSpec) -> None:
         """Refuse by name what it cannot follow."""
         takes_only(self.name, spec, "env", *self.accepts)
@@ -152,7 +158,7 @@ class CliAgent:
         command = self.command(AgentRun(instruction, context.model, context.tools_url, spec, workdir))
         for path, content in command.files.items():
             await box.write(f"{HOME}/{path}", content.encode())
-        self._printed[box] = complaint = Tail(8000)
+        self._printed[box] = complaint = Tail(KEPT)
         printed = _Printed(emit, self.reader())
         env = {"SHELL": "/bin/bash", "TERM": "dumb", **command.env, **spec.env}
         async with box.spawn([*self.program, *command.argv], env=env, cwd=workdir) as process:
@@ -163,7 +169,7 @@ class CliAgent:
             code = await process.wait()
         # Some agents tell of an error at their very end, and leave with 0 all the same.
         code = code or (1 if printed.error else 0)
-        complained = "".join(complaint.output.text.strip().splitlines()[-1:])
+        complained = self.complaint_in(complaint.output)
         error = (printed.error or complained or printed.last or None) if code else None
         return AgentExit(code=code, error=error, last_words=complained or printed.last)
 

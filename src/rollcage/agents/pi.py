@@ -12,7 +12,6 @@ from rollcage.agent_events import (
     AgentReportedError,
     AgentSession,
     AgentText,
-    AgentToolCall,
     AgentUsage,
 )
 from rollcage.agents.base import ToolWords
@@ -21,7 +20,7 @@ from rollcage.agents.fields import count, table, tables, text
 from rollcage.agents.npm_agent import ANY, NpmAgent, locked
 from rollcage.agents.packages import Package
 from rollcage.agents.purposes import by_prompt
-from rollcage.agents.stream_json import ToolKind, edits_of, title_of
+from rollcage.agents.tool_calls import ToolCalls, ToolKind
 from rollcage.types import HOME, CallOrigin, JsonObject, Purpose, ScriptedCall
 
 _STATE = ".pi/agent"
@@ -106,44 +105,28 @@ class Pi(NpmAgent):
 
 
 class _Events:
-    """Remembers what its calls were given: their results do not repeat it."""
+    """Results of calls are told in events of their own."""
 
     def __init__(self) -> None:
-        self._arguments: dict[str, JsonObject] = {}
+        self._calls = ToolCalls(_KINDS)
 
     def __call__(self, data: JsonObject) -> Iterable[AgentEvent]:
+        call_id = text(data.get("toolCallId"))
         match kind := text(data.get("type")):
             case "session":
                 yield AgentSession(session=text(data.get("id")))
             case "message_end":
                 yield from _message(table(data.get("message")))
-            case "tool_execution_start" | "tool_execution_end":
-                yield self._call(data, ended=kind == "tool_execution_end")
+            case "tool_execution_start":
+                yield self._calls.begun(call_id, text(data.get("toolName")), table(data.get("args")))
+            case "tool_execution_end":
+                parts = tables(table(data.get("result")).get("content"))
+                said = "\n".join(text(part.get("text")) for part in parts)
+                yield from self._calls.ended(call_id, said, failed=data.get("isError") is True)
             case "message_start" | "message_update" | "tool_execution_update" | "turn_end" | "agent_end":
                 pass  # what they hold comes again whole, or came already
             case _:
                 yield AgentRaw(name=kind)
-
-    def _call(self, data: JsonObject, *, ended: bool) -> AgentToolCall:
-        call_id, name = text(data.get("toolCallId")), text(data.get("toolName"))
-        arguments = self._arguments.pop(call_id, None) or table(data.get("args"))
-        if not ended and len(self._arguments) < 10_000:
-            self._arguments[call_id] = arguments
-        failed = data.get("isError") is True
-        said = "\n".join(text(part.get("text")) for part in tables(table(data.get("result")).get("content")))
-        kind = _KINDS.get(name, "other")
-        return AgentToolCall(
-            id=call_id,
-            call_id=call_id,
-            name=name,
-            kind=kind,
-            title=title_of(arguments),
-            arguments=arguments,
-            status="error" if failed else "completed" if ended else "running",
-            result="" if failed else said,
-            error=said if failed else "",
-            edits=edits_of(arguments) if kind == "edit" else (),
-        )
 
 
 def _message(message: JsonObject) -> Iterable[AgentEvent]:

@@ -13,7 +13,8 @@ from rollcage.agents.fields import merged, tables, text
 from rollcage.agents.npm_agent import ANY, NpmAgent
 from rollcage.agents.packages import Package
 from rollcage.agents.purposes import by_prompt
-from rollcage.agents.stream_json import StreamJson, ToolKind
+from rollcage.agents.stream_json import StreamJson
+from rollcage.agents.tool_calls import ToolKind
 from rollcage.types import HOME, CallOrigin, JsonObject, Purpose, ScriptedCall
 
 _STATE = ".qwen"

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 from rollcage.agent_events import (
     AgentEvent,
-    AgentFileEdit,
     AgentRaw,
     AgentReasoning,
     AgentReportedError,
     AgentSession,
     AgentText,
-    AgentToolCall,
     AgentUsage,
 )
 from rollcage.agents.fields import count, table, tables, text
+from rollcage.agents.tool_calls import ToolCalls, ToolKind
 from rollcage.types import JsonObject
-
-ToolKind = Literal["execute", "read", "edit", "search", "fetch", "other"]
-_TELLING = ("command", "file_path", "absolute_path", "path", "pattern", "url", "description", "prompt")
-"""Arguments that say what a call is about, the most telling first."""
 
 
 class StreamJson:
-    """Remembers calls until their results come: those are told in messages of their own."""
+    """Results of calls are told in messages of their own."""
 
     def __init__(self, kinds: Mapping[str, ToolKind]) -> None:
         """`kinds`: what sort of tool each is."""
-        self._kinds = kinds
-        self._calls: dict[str, AgentToolCall] = {}
+        self._calls = ToolCalls(kinds)
         self._sessions: set[str] = set()
 
     def __call__(self, data: JsonObject) -> Iterable[AgentEvent]:
@@ -63,57 +56,22 @@ class StreamJson:
                 case "thinking":
                     yield AgentReasoning(**place, text=text(block.get("thinking")))
                 case "tool_use":
-                    yield self._call(place, block)
+                    arguments, name = table(block.get("input")), text(block.get("name"))
+                    yield self._calls.begun(text(block.get("id")), name, arguments, **place)
                 case other:
                     yield AgentRaw(**place, id=f"{other}-{number}", name=other)
 
-    def _call(self, place: dict[str, str], block: JsonObject) -> AgentToolCall:
-        arguments, name, call_id = table(block.get("input")), text(block.get("name")), text(block.get("id"))
-        call = AgentToolCall(
-            **place,
-            id=call_id,
-            call_id=call_id,
-            name=name,
-            kind=self._kinds.get(name, "other"),
-            title=title_of(arguments),
-            arguments=arguments,
-            status="running",
-            edits=edits_of(arguments) if self._kinds.get(name) == "edit" else (),
-        )
-        if len(self._calls) < 10_000:
-            self._calls[call_id] = call
-        return call
-
     def _results(self, message: JsonObject) -> Iterable[AgentEvent]:
         for block in tables(message.get("content")):
-            call = self._calls.pop(text(block.get("tool_use_id")), None)
-            if block.get("type") == "tool_result" and call is not None:
+            if block.get("type") == "tool_result":
                 said, failed = _words(block.get("content")), block.get("is_error") is True
-                news = {"status": "error", "error": said} if failed else {"status": "completed", "result": said}
-                yield call.model_copy(update=news)
+                yield from self._calls.ended(text(block.get("tool_use_id")), said, failed=failed)
 
 
 def _words(content: object) -> str:
     if isinstance(content, list):
         return "\n".join(text(part.get("text")) for part in tables(content) if part.get("type") == "text")
     return text(content)
-
-
-def title_of(arguments: JsonObject) -> str:
-    """The argument that says most about a call."""
-    return next((value for key in _TELLING if isinstance(value := arguments.get(key), str) and value), "")
-
-
-def edits_of(arguments: JsonObject) -> tuple[AgentFileEdit, ...]:
-    """What a tool that edits files is told to do."""
-    path = text(arguments.get("file_path") or arguments.get("path"))
-    if pieces := tables(arguments.get("edits")):
-        return tuple(edit for piece in pieces for edit in edits_of({"path": path, **piece}))
-    old, new = (text(arguments.get(f"{word}_string") or arguments.get(f"{word}Text")) for word in ("old", "new"))
-    if old or new:
-        return (AgentFileEdit(path=path, removed=old, added=new),)
-    content = text(arguments.get("content"))
-    return (AgentFileEdit(path=path, change="write", added=content),) if content else ()
 
 
 def _result(place: dict[str, str], data: JsonObject) -> Iterable[AgentEvent]:

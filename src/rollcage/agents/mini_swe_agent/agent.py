@@ -18,13 +18,13 @@ from rollcage.agent_events import (
     AgentReportedError,
     AgentSession,
     AgentText,
-    AgentToolCall,
     AgentUsage,
 )
 from rollcage.agents.base import ToolWords
 from rollcage.agents.cli_agent import AgentRun, Command, Reader
 from rollcage.agents.fields import count, is_number, table, tables, text
 from rollcage.agents.python_agent import PythonAgent
+from rollcage.agents.tool_calls import ToolCalls
 from rollcage.types import HOME, JsonObject, ScriptedCall
 
 _STATE = ".mini-swe-agent"
@@ -72,10 +72,10 @@ class MiniSweAgent(PythonAgent):
 
 
 class _Messages:
-    """Remembers calls until their results come."""
+    """What joined its history. The result of a call is a message of its own."""
 
     def __init__(self) -> None:
-        self._calls: dict[str, AgentToolCall] = {}
+        self._calls = ToolCalls({"bash": "execute"})
 
     def __call__(self, data: JsonObject) -> Iterable[AgentEvent]:
         message, extra = table(data.get("message")), table(table(data.get("message")).get("extra"))
@@ -85,13 +85,15 @@ class _Messages:
             case "assistant":
                 yield from self._said(message, table(table(extra.get("response")).get("usage")))
             case "tool":
-                yield from self._result(message, extra)
+                said, code = text(message.get("content")), extra.get("returncode")
+                exit_code = int(code) if is_number(code) else None
+                yield from self._calls.ended(text(message.get("tool_call_id")), said, exit_code=exit_code)
             case "exit" if extra.get("exit_status") != "Submitted":
                 words = text(message.get("content")) or text(extra.get("exit_status"))
                 yield AgentReportedError(name=text(extra.get("exit_status")), text=words)
             case "exit":
                 # The command that submits has no result of its own.
-                yield from (call.model_copy(update={"status": "completed"}) for call in self._calls.values())
+                yield from self._calls.rest()
                 if words := text(message.get("content")):
                     yield AgentText(text=words)
             case other:
@@ -103,30 +105,12 @@ class _Messages:
         if words := text(message.get("content")):
             yield AgentText(text=words)
         for asked in tables(message.get("tool_calls")):
-            call_id, function = text(asked.get("id")), table(asked.get("function"))
+            function = table(asked.get("function"))
             arguments = _arguments(function.get("arguments"))
-            call = AgentToolCall(
-                id=call_id,
-                call_id=call_id,
-                name=text(function.get("name")),
-                kind="execute",
-                title=text(arguments.get("command")),
-                arguments=arguments,
-                status="running",
-            )
-            if len(self._calls) < 10_000:
-                self._calls[call_id] = call
-            yield call
+            yield self._calls.begun(text(asked.get("id")), text(function.get("name")), arguments)
         yield AgentUsage(
             input_tokens=count(usage.get("prompt_tokens")), output_tokens=count(usage.get("completion_tokens"))
         )
-
-    def _result(self, message: JsonObject, extra: JsonObject) -> Iterable[AgentEvent]:
-        call = self._calls.pop(text(message.get("tool_call_id")), None)
-        if call is not None:
-            code = extra.get("returncode")
-            news = {"status": "completed", "result": text(message.get("content"))}
-            yield call.model_copy(update={**news, "exit_code": int(code) if is_number(code) else None})
 
 
 def _arguments(value: object) -> JsonObject:

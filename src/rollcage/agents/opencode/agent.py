@@ -9,13 +9,12 @@ from __future__ import annotations
 import platform
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import anyio
 from anyio.abc import TaskStatus
 
 from rollcage.agents.base import AgentContext, AgentExit, Emit, ToolWords
+from rollcage.agents.cli_agent import AgentRun, CliAgent, Command, Downloads, Reader
 from rollcage.agents.lines import MAX_EVENTS
 from rollcage.agents.opencode.config import (
     BINARY,
@@ -26,10 +25,9 @@ from rollcage.agents.opencode.config import (
     environment_of,
     permissions_of,
 )
+from rollcage.agents.opencode.neutral import complaint_in, event_of
 from rollcage.agents.opencode.package import cpu_flags, layer_of, package_for
-from rollcage.agents.opencode.printed import Printed
 from rollcage.agents.opencode.purpose import origin
-from rollcage.agents.opencode.run import run
 from rollcage.agents.opencode.serve import Server, ServeSession
 from rollcage.agents.opencode.transcript import messages_of
 from rollcage.errors import UsageError
@@ -43,11 +41,13 @@ DRIVER = "run"
 """The one that is used where nobody says (bench/drivers.py has the numbers)."""
 
 
-class OpenCode:
-    """The agent `opencode`."""
+class OpenCode(CliAgent):
+    """The agent `opencode`. Exit code 0: it ended by itself; 1: its model failed, or its configuration is wrong."""
 
     name = "opencode"
-    own_paths: Sequence[str] = tuple(
+    wire = "chat"
+    program = (BINARY,)
+    own_paths = tuple(
         f"{HOME}/{path}"
         for path in (
             ".rollcage/bin",
@@ -58,7 +58,9 @@ class OpenCode:
             ".local/state/opencode",
         )
     )
-    origin = staticmethod(origin)
+    accepts = frozenset(("driver", "system_prompt", "enabled_tools", "disabled_tools", "config"))
+    tools = TOOLS
+    takes_mcp = True
     tool_words = ToolWords(
         run=lambda command: ScriptedCall(name="bash", arguments={"command": command, "description": "do it"}),
         edit=lambda path, text: ScriptedCall(name="write", arguments={"filePath": path, "content": text}),
@@ -67,50 +69,45 @@ class OpenCode:
         ),
         spare=tuple(sorted(EDIT_TOOLS)),
     )
-    wire = "chat"
-    tools = TOOLS
+    origin = staticmethod(origin)
+    complaint_in = staticmethod(complaint_in)
 
-    def __init__(self, downloads: Path, registry: str = "") -> None:
-        """`downloads`: where the fetched package is kept; `registry`: where it comes from on machines without npm."""
-        self._downloads, self._registry = downloads, registry
+    def __init__(self, downloads: Downloads) -> None:
+        """`downloads`: where its package is kept, and comes from."""
+        super().__init__(downloads)
         self._warm: dict[str, Server] = {}
-        self._printed: WeakKeyDictionary[Sandbox, Printed] = WeakKeyDictionary()
         self._package = package_for(platform.machine(), cpu_flags())
-        self.pinned = True
-
-    def at_version(self, version: str) -> OpenCode:
-        """The same agent in another version, of which no hash is known."""
-        other = OpenCode(self._downloads, self._registry)
-        if version != self.version:
-            other._package, other.pinned = self._package._replace(version=version, sha512=""), False
-        return other
-
-    @property
-    def version(self) -> str:
-        """The exact version that is run."""
-        return self._package.version
+        self.version = self._package.version
 
     def check(self, spec: AgentSpec) -> None:
         """Drivers and tools it does not have, or tools it cannot offer one without the other."""
+        super().check(spec)
         if spec.driver not in ("", *DRIVERS):
             raise UsageError(f"no {spec.driver!r}: OpenCode has {' and '.join(DRIVERS)}", argument="driver")
         permissions_of(spec)
 
     def layers(self) -> Sequence[Layer]:
         """One layer: the binary, ripgrep (its search tools need it), and a seeded configuration."""
-        return [layer_of(self._package, self._downloads, self._registry)]
+        package = self._package if self.pinned else self._package._replace(version=self.version, sha512="")
+        return [layer_of(package, self.downloads)]
+
+    def command(self, run: AgentRun) -> Command:
+        """`opencode run` with the prompt on stdin: as an argument it would be quoted."""
+        environment = environment_of(config_of(run.spec, run.model, run.tools_url))
+        return Command(["run", "--format", "json", "--thinking"], environment, run.instruction)
+
+    def reader(self) -> Reader:
+        """Its events: those of `transcript.py`."""
+        return lambda data: [event_of(data)]
 
     async def solve(
         self, box: Sandbox, instruction: str, context: AgentContext, spec: AgentSpec, *, workdir: str, emit: Emit
     ) -> AgentExit:
         """Work on the instruction with the driver that was asked for; a warm server is used where there is one."""
-        await emit(AgentStarted(agent=self.name, version=self.version))
-        config = config_of(spec, context.model, context.tools_url)
         async with self._warmth(box, spec) as warm:
             if warm is None and (spec.driver or DRIVER) == "run":
-                self._printed[box] = printed = Printed()
-                env = environment_of(config) | spec.env
-                return await run(box, instruction, env, workdir=workdir, emit=emit, printed=printed)
+                return await super().solve(box, instruction, context, spec, workdir=workdir, emit=emit)
+            await emit(AgentStarted(agent=self.name, version=self.version))
             prompt = {
                 "model": {"providerID": PROVIDER, "modelID": context.model.model},
                 "agent": "build",
@@ -123,8 +120,8 @@ class OpenCode:
                     server = await stack.enter_async_context(cold)
                 self._printed[box] = server.printed
                 if server.code is not None:
-                    error = server.printed.complaint or "its server did not start"
-                    return AgentExit(code=server.code or 1, error=error)
+                    return AgentExit(code=server.code or 1, error=server.complaint or "its server did not start")
+                config = config_of(spec, context.model, context.tools_url)
                 return await ServeSession(server, workdir, emit, limit=MAX_EVENTS).solve(config, prompt)
 
     async def warm(self, box: Sandbox, *, task_status: TaskStatus[Server]) -> None:
@@ -155,11 +152,6 @@ class OpenCode:
         finally:
             with anyio.CancelScope(shield=True):
                 await server.stop()
-
-    async def log_tail(self, box: Sandbox) -> str:
-        """The end of its log, as it was printed: the file it keeps lacks its last lines when it ends quickly."""
-        printed = self._printed.pop(box, None)
-        return "" if printed is None else printed.text
 
     def transcript(self, raw: Iterable[JsonObject], instruction: str) -> list[JsonObject]:
         """Its transcript, as its own server has it: `[{info, parts}]`."""

@@ -23,10 +23,11 @@ from rollcage.agent_events import (
 )
 from rollcage.agents.fields import count, is_number, table, text
 from rollcage.agents.opencode.transcript import FINISHED
+from rollcage.agents.tool_calls import ToolKind, edits_of, title_of
 from rollcage.json_safe import json_safe
+from rollcage.sandboxes.base import CapturedOutput
 from rollcage.types import JsonObject
 
-ToolKind = Literal["execute", "read", "edit", "search", "fetch", "other"]
 TOOL_KINDS: dict[str, ToolKind] = {
     "bash": "execute",
     "read": "read",
@@ -37,8 +38,7 @@ TOOL_KINDS: dict[str, ToolKind] = {
     "grep": "search",
     "webfetch": "fetch",
 }
-_TELLING = ("command", "filePath", "pattern", "url", "description", "path")
-"""Arguments that say what a call is about, the most telling first."""
+_LOGGED = "timestamp="
 
 
 def event_of(data: JsonObject, *, by_user: bool = False) -> AgentEvent:
@@ -91,7 +91,7 @@ def _tool_call(place: dict[str, str], part: JsonObject) -> AgentToolCall:
         call_id=text(part.get("callID")),
         name=name,
         kind=TOOL_KINDS.get(name, "other"),
-        title=_title(arguments) or text(state.get("title")),
+        title=title_of(arguments) or text(state.get("title")),
         arguments=arguments,
         status=status if status in ("pending", "running", "error") else "completed",
         result=text(state.get("output")),
@@ -103,18 +103,12 @@ def _tool_call(place: dict[str, str], part: JsonObject) -> AgentToolCall:
 
 
 def _edits(tool: str, arguments: JsonObject, metadata: JsonObject) -> tuple[AgentFileEdit, ...]:
-    path, old, new = (text(arguments.get(name)) for name in ("filePath", "oldString", "newString"))
-    if tool == "edit" and (old or new):
-        return (AgentFileEdit(path=path, removed=old, added=new, diff=text(metadata.get("diff"))),)
-    if tool == "write" and (content := text(arguments.get("content"))):
-        return (AgentFileEdit(path=path, change="write", added=content),)
     if tool == "apply_patch" and (patch := text(arguments.get("patchText"))):
         return (AgentFileEdit(diff=patch),)
-    return ()
-
-
-def _title(arguments: JsonObject) -> str:
-    return next((value for name in _TELLING if isinstance(value := arguments.get(name), str) and value), "")
+    edits, diff = edits_of(arguments), text(metadata.get("diff"))
+    if tool == "edit":
+        return tuple(edit.model_copy(update={"diff": diff}) for edit in edits)
+    return edits if tool == "write" else ()
 
 
 def _usage(place: dict[str, str], part: JsonObject) -> AgentUsage:
@@ -144,3 +138,10 @@ def error_line(error: Any) -> str:
     data = error.get("data")
     message = data.get("message") if isinstance(data, dict) else None
     return f"{error.get('name', 'error')}: {message or ''}".strip(": ")
+
+
+def complaint_in(printed: CapturedOutput) -> str:
+    """The last line of what it printed to stderr that is not of its log."""
+    whole = printed.text.splitlines()[1 if printed.truncated else 0 :]
+    lines = [line for line in whole if line.strip() and not line.startswith(_LOGGED)]
+    return lines[-1].strip() if lines else ""

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import anyio
 
+from rollcage.agents.cli_agent import Downloads
 from rollcage.agents.packages import Package, fetch, sha512
 from rollcage.errors import AgentError, SetupError
 from rollcage.sandboxes.base import PATH
 from rollcage.sandboxes.layers import Layer
-
-__all__ = ["Package", "cpu_flags", "fetch", "layer_of", "package_for"]
 
 _PACKAGES = {
     # name in the registry: version, SHA-512 of the package as the registry publishes it
@@ -53,15 +52,15 @@ def package_for(machine: str, cpu_flags: Sequence[str]) -> Package:
     return Package(name, *_PACKAGES[name])
 
 
-def layer_of(package: Package, downloads: Path, registry: str = "") -> Layer:
-    """The base layer of every OpenCode box. `registry`: where the package is, for machines without npm."""
+def layer_of(package: Package, downloads: Downloads) -> Layer:
+    """The base layer of every OpenCode box."""
     ripgrep = shutil.which("rg", path=PATH)
     if ripgrep is None:
         raise SetupError("ripgrep is missing, OpenCode's search tools need it", remedy="run: apt-get install ripgrep")
     key = "\n".join([*package, sha512(Path(ripgrep)), json.dumps(_SEEDS, sort_keys=True), "3"])
 
     async def build(folder: Path) -> None:
-        archive = await fetch(package, downloads, registry)
+        archive = await fetch(package, downloads.folder, downloads.registry)
         await anyio.to_thread.run_sync(_fill, folder, archive, ripgrep)
 
     return Layer(name=f"opencode-{package.version}", key=key, build=build)

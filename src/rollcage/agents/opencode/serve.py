@@ -14,11 +14,12 @@ import anyio
 from anyio.abc import ByteReceiveStream
 
 from rollcage.agents.base import AgentExit, Emit
+from rollcage.agents.cli_agent import KEPT
 from rollcage.agents.opencode.http import USER, AnswerTooLong, Channel, ServerGone
 from rollcage.agents.opencode.listener import Listener
-from rollcage.agents.opencode.printed import Printed
+from rollcage.agents.opencode.neutral import complaint_in
 from rollcage.errors import SandboxError
-from rollcage.sandboxes.base import Process, Sandbox
+from rollcage.sandboxes.base import Process, Sandbox, Tail
 from rollcage.types import HOME, JsonObject
 
 PORT = 7001
@@ -43,7 +44,7 @@ class Server:
 
     def __init__(self, box: Sandbox, password: str) -> None:
         self.box, self._password = box, password
-        self.printed = Printed()
+        self.printed = Tail(KEPT)
         self._listening, self._unwanted, self._over = anyio.Event(), anyio.Event(), anyio.Event()
         self.code: int | None = None
         """Its exit code, once it has one."""
@@ -70,6 +71,11 @@ class Server:
             # Only now is it dead, with all it started.
             server._unwanted.set()
             server._over.set()
+
+    @property
+    def complaint(self) -> str:
+        """Why it is dead, in its own words."""
+        return complaint_in(self.printed.output)
 
     @property
     def alive(self) -> bool:
@@ -183,7 +189,7 @@ class ServeSession:
                     await control.ask("POST", f"/permission/{request}/reply{self._query}", {"reply": "reject"})
             raise ServerGone("the agent's server ended its stream of events")
         except ServerGone as error:
-            self._gone = self._server.printed.complaint or str(error)
+            self._gone = self._server.complaint or str(error)
             listener.idle.set()
 
     async def _busy(self, control: Channel) -> bool:
