@@ -111,6 +111,7 @@ async def test_the_suite_finds_out_an_agent_that_does_not_hold_it(provider: Loca
         "run.no_egress",
         "prompt.verbatim",
         "prompt.large",  # it ends with a line end
+        "prompt.commands",  # one of them, too
         "events.complete",
         "end.model_error",
         "end.limit",
@@ -120,6 +121,6 @@ async def test_the_suite_finds_out_an_agent_that_does_not_hold_it(provider: Loca
 
 def test_checks_are_chosen_by_name_or_by_how_it_begins() -> None:
     assert [one.name for one in chosen(["end.abort"])] == ["end.abort"]
-    assert {one.name for one in chosen(["prompt"])} == {"prompt.verbatim", "prompt.large"}
+    assert {one.name for one in chosen(["prompt"])} == {"prompt.verbatim", "prompt.large", "prompt.commands"}
     with pytest.raises(UsageError, match=r"no check is called 'nothing'; there are install\.layers, "):
         chosen(["nothing"])

@@ -65,7 +65,8 @@ class ClaudeCode(NpmAgent):
 
     def command(self, run: AgentRun) -> Command:
         """No settings of the project, no permission is asked, nothing is fetched, updated or reported."""
-        spec, argv = run.spec, ["-p", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"]
+        spec, argv = run.spec, ["-p", "--verbose", "--dangerously-skip-permissions"]
+        argv += ["--input-format", "stream-json", "--output-format", "stream-json"]
         argv += ["--setting-sources", "", "--strict-mcp-config", "--no-session-persistence"]
         files = {}
         if spec.system_prompt:
@@ -98,7 +99,9 @@ class ClaudeCode(NpmAgent):
             "CLAUDE_CODE_MAX_RETRIES": "2",
             "MCP_TOOL_TIMEOUT": "900000",
         }
-        return Command(argv, env, run.instruction, files)
+        # What was typed may be a command of its own, or have files put into it: nothing of this was.
+        said = {"type": "user", "text_not_typed": True, "message": {"role": "user", "content": run.instruction}}
+        return Command(argv, env, json.dumps(said) + "\n", files)
 
     def reader(self) -> Reader:
         """Its events: `system`, `assistant`, `user`, `result`."""

@@ -52,6 +52,11 @@ class Downloads(NamedTuple):
     """npm's registry, for machines without npm."""
 
 
+def kept_mark(prompt: str) -> str:
+    """A prompt for programs that take a byte order mark off what they read: of two, one stays."""
+    return f"\ufeff{prompt}" if prompt.startswith("\ufeff") else prompt
+
+
 class AgentRun(NamedTuple):
     """What an agent is started for."""
 

@@ -20,7 +20,7 @@ from rollcage.agent_events import (
 )
 from rollcage.agents import purposes
 from rollcage.agents.base import ToolWords
-from rollcage.agents.cli_agent import AgentRun, Command, Reader
+from rollcage.agents.cli_agent import AgentRun, Command, Reader, kept_mark
 from rollcage.agents.fields import count, is_number, table, tables, text
 from rollcage.agents.npm_agent import NpmAgent
 from rollcage.agents.packages import Package
@@ -84,7 +84,7 @@ class Codex(NpmAgent):
             # These look for news in the network at every start.
             **{f"features.{name}": False for name in ("plugins", "remote_plugin", "plugin_sharing", "apps")},
         }
-        files = {}
+        files = {f"{_STATE}/.keep": ""}
         if run.spec.system_prompt:
             files[_PROMPT] = run.spec.system_prompt
             settings["model_instructions_file"] = f"{HOME}/{_PROMPT}"
@@ -94,7 +94,7 @@ class Codex(NpmAgent):
         options = [word for key, value in settings.items() for word in ("-c", f"{key}={_toml(value)}")]
         how = ["--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--ephemeral"]
         env = {"ROLLCAGE_MODEL_KEY": run.key, "CODEX_HOME": f"{HOME}/{_STATE}", "RUST_LOG": "error"}
-        return Command(["exec", *how, *options, "-"], env, run.instruction, files={f"{_STATE}/.keep": "", **files})
+        return Command(["exec", *how, *options, "-"], env, kept_mark(run.instruction), files)
 
     def reader(self) -> Reader:
         """Its events: `thread.*`, `turn.*`, `item.*`."""

@@ -16,7 +16,7 @@ from rollcage.agent_events import (
 )
 from rollcage.agents.base import ToolWords
 from rollcage.agents.cli_agent import AgentRun, Command, Reader
-from rollcage.agents.fields import count, table, tables, text
+from rollcage.agents.fields import count, merged, table, tables, text
 from rollcage.agents.npm_agent import ANY, NpmAgent, locked
 from rollcage.agents.packages import Package
 from rollcage.agents.purposes import by_prompt
@@ -24,6 +24,10 @@ from rollcage.agents.tool_calls import ToolCalls, ToolKind
 from rollcage.types import HOME, CallOrigin, JsonObject, Purpose, ScriptedCall
 
 _STATE = ".pi/agent"
+_PROMPT = f"{_STATE}/rollcage-prompt.md"
+_BLANKS = "\t\n\v\f\r \xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+_BLANKS += "\u2028\u2029\u202f\u205f\u3000\ufeff"
+"""What a program in JavaScript takes for blank."""
 _KINDS: dict[str, ToolKind] = {
     "bash": "execute",
     "read": "read",
@@ -63,11 +67,11 @@ class Pi(NpmAgent):
     )
 
     def command(self, run: AgentRun) -> Command:
-        """No extensions, skills or context files of the project; `config` goes into its settings.json."""
+        """No extensions, skills or context files of the project; `config` is merged into its settings.json."""
         argv = ["-p", "--mode", "json", "--no-session", "--offline", "-ne", "-ns", "-np", "-nc", "-na"]
         argv += ["--provider", "rollcage", "--model", run.model.model]
         if run.spec.system_prompt:
-            argv += ["--system-prompt", run.spec.system_prompt]
+            argv += ["--system-prompt", f"{HOME}/{_PROMPT}"]
         if run.spec.enabled_tools is not None:
             argv += ["--tools", ",".join(run.spec.enabled_tools)] if run.spec.enabled_tools else ["--no-tools"]
         if run.spec.disabled_tools:
@@ -78,11 +82,13 @@ class Pi(NpmAgent):
             "apiKey": "$ROLLCAGE_MODEL_KEY",
             "models": [{"id": run.model.model, "contextWindow": 1_000_000, "maxTokens": 32_000}],
         }
-        settings = {"compaction": {"enabled": False}, "retry": {"enabled": True, "maxRetries": 2}, **run.spec.config}
+        settings = {"compaction": {"enabled": False}, "retry": {"enabled": True, "maxRetries": 2}}
         files = {
             f"{_STATE}/models.json": json.dumps({"providers": {"rollcage": models}}),
-            f"{_STATE}/settings.json": json.dumps(settings),
+            f"{_STATE}/settings.json": json.dumps(merged(settings, run.spec.config)),
         }
+        if run.spec.system_prompt:
+            files[_PROMPT] = run.spec.system_prompt
         env = {
             "ROLLCAGE_MODEL_KEY": run.key,
             "PI_CODING_AGENT_DIR": f"{HOME}/{_STATE}",
@@ -90,10 +96,11 @@ class Pi(NpmAgent):
             "PI_SKIP_VERSION_CHECK": "1",
             "PI_TELEMETRY": "0",
         }
-        if run.instruction == run.instruction.strip():
-            return Command(argv, env, run.instruction, files)
-        # It takes blanks off the ends of what it reads; an argument it takes as it is.
-        return Command([*argv, "--", run.instruction], env, "", files)
+        # It takes blanks off the ends of what it reads; an argument it takes as it is, and puts it behind.
+        read = run.instruction.rstrip(_BLANKS)
+        read = read if read == read.lstrip(_BLANKS) else ""
+        rest = run.instruction[len(read) :]
+        return Command([*argv, "--", rest] if rest else argv, env, read, files)
 
     def origin(self, headers: dict[str, str], body: JsonObject) -> CallOrigin:
         """It names no session; a summary begins with words of its own."""

@@ -15,9 +15,12 @@ from rollcage.agents.packages import Package
 from rollcage.agents.purposes import by_prompt
 from rollcage.agents.stream_json import StreamJson
 from rollcage.agents.tool_calls import ToolKind
+from rollcage.errors import AgentError
 from rollcage.types import HOME, CallOrigin, JsonObject, Purpose, ScriptedCall
 
 _STATE = ".qwen"
+_PROMPT = f"{_STATE}/rollcage-prompt.md"
+_COMMAND = f"{_STATE}/commands/rollcage-prompt.toml"
 _KINDS: dict[str, ToolKind] = {
     "run_shell_command": "execute",
     "read_file": "read",
@@ -70,8 +73,11 @@ class QwenCode(NpmAgent):
         """`config` is merged into its settings.json. Its window is named so large that it sums nothing up."""
         spec, argv = run.spec, ["--yolo", "--output-format", "stream-json", "--auth-type", "openai"]
         argv += ["--model", run.model.model]
+        files, prompt = {}, run.instruction
         if spec.system_prompt:
-            argv += ["--system-prompt", spec.system_prompt]
+            files[_PROMPT] = spec.system_prompt
+        if _altered(prompt):
+            files[_COMMAND], prompt = f"prompt = {_toml(prompt)}", "/rollcage-prompt"
         if spec.enabled_tools is not None:
             argv += ["--core-tools", ",".join(spec.enabled_tools) or "none"]
         if spec.disabled_tools:
@@ -80,6 +86,8 @@ class QwenCode(NpmAgent):
             "general": {"enableAutoUpdate": False, "checkpointing": {"enabled": False}},
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
+            # Else another agent goes through each conversation when it has ended, for what may be worth keeping.
+            "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
             "model": {
                 "skipStartupContext": False,
                 "generationConfig": {
@@ -99,8 +107,9 @@ class QwenCode(NpmAgent):
             "OPENAI_MODEL": run.model.model,
             "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
             "QWEN_HOME": f"{HOME}/{_STATE}",
+            **({"QWEN_SYSTEM_MD": f"{HOME}/{_PROMPT}"} if spec.system_prompt else {}),
         }
-        return Command(argv, env, run.instruction, {f"{_STATE}/settings.json": json.dumps(settings)})
+        return Command(argv, env, prompt, {**files, f"{_STATE}/settings.json": json.dumps(settings)})
 
     def origin(self, headers: Mapping[str, str], body: JsonObject) -> CallOrigin:
         """It names no sessions: a subagent is known by its system prompt, and told from others by how it begins."""
@@ -116,3 +125,16 @@ class QwenCode(NpmAgent):
     def reader(self) -> Reader:
         """Its events: those of Claude Code."""
         return StreamJson(_KINDS)
+
+
+def _altered(prompt: str) -> bool:
+    """Whether it would take a prompt for a command, or put files into it; that of a command file it takes as it is."""
+    if not prompt.startswith("/") and "@" not in prompt:
+        return False
+    if found := next((mark for mark in ("{{args}}", "!{") if mark in prompt), ""):
+        raise AgentError(f"qwen-code cannot be given a prompt with {found} in it that begins with / or has an @ in it")
+    return True
+
+
+def _toml(words: str) -> str:
+    return json.dumps(words, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -67,14 +67,15 @@ def main():
     config["agent"]["cost_limit"] = 0
     if orders["system_prompt"]:
         # Its own is a template: what a user writes is not.
-        config["agent"]["system_template"] = "{% raw %}" + orders["system_prompt"] + "{% endraw %}"
+        config["agent"]["system_template"] = "{{ rollcage_system_prompt }}"
     config = recursive_merge(config, orders["config"])
     config["model"].get("model_kwargs", {}).pop("drop_params", None)  # litellm's
     tell({"type": "session", "session": orders["session"]})
     lent = {name: orders[name] for name in ("base_url", "key", "session")}
     model = Model(**lent, model_name=orders["model"], **config["model"])
     try:
-        ended = PrintingAgent(model, LocalEnvironment(**config["environment"]), **config["agent"]).run(orders["task"])
+        agent = PrintingAgent(model, LocalEnvironment(**config["environment"]), **config["agent"])
+        ended = agent.run(orders["task"], rollcage_system_prompt=orders["system_prompt"])
     except Exception as error:  # noqa: BLE001 - it is in its history, and has been told
         sys.exit(f"{type(error).__name__}: {error}")
     sys.exit(0 if ended.get("exit_status") == "Submitted" else 1)

@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from rollcage.agents.base import AgentContext, AgentExit, Emit, ToolWords
-from rollcage.agents.cli_agent import AgentRun, CliAgent, Command, Downloads, Reader
+from rollcage.agents.cli_agent import AgentRun, CliAgent, Command, Downloads, Reader, kept_mark
 from rollcage.agents.lines import MAX_EVENTS
 from rollcage.agents.opencode.config import (
     BINARY,
@@ -94,7 +94,7 @@ class OpenCode(CliAgent):
     def command(self, run: AgentRun) -> Command:
         """`opencode run` with the prompt on stdin: as an argument it would be quoted."""
         environment = environment_of(config_of(run.spec, run.model, run.tools_url))
-        return Command(["run", "--format", "json", "--thinking"], environment, run.instruction)
+        return Command(["run", "--format", "json", "--thinking"], environment, kept_mark(run.instruction))
 
     def reader(self) -> Reader:
         """Its events: those of `transcript.py`."""

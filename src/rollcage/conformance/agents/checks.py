@@ -17,9 +17,11 @@ from rollcage.sandboxes.base import sh
 from rollcage.types import AgentSpec, Endpoint, JsonObject, Limits, Outcome, Purpose, SandboxSpec, ScriptedTurn
 
 Trial = Callable[[Subject], Awaitable[None]]
-LARGE = "".join(f"line {number}: the whole prompt arrives, \u00e4 \u4e16\n" for number in range(2700))
-"""More than 100 kB, and less than what one argument may hold."""
-SYSTEM = "You are on trial: {{ braces }} and $variables stay as they are."
+LARGE = "\ufeff" + "".join(f"line {number}: the whole prompt arrives, \u00e4 \u4e16\n" for number in range(2700))
+"""More than 100 kB, and less than what one argument may hold; before it a byte order mark."""
+COMMANDS = ("/help is how it begins.", "@/etc/hostname is a file, and ann@example.com is not.\n")
+"""What many take for commands, or put files into, where people type it."""
+SYSTEM = "--help: you are on trial. {{ braces }}, {% endraw %} and $variables stay as they are."
 DELEGATED = "Look around, and tell what you saw: 2718281828."
 """What a subagent is asked."""
 ABORT_S = 2.0
@@ -103,6 +105,19 @@ async def _verbatim(subject: Subject) -> None:
 async def _large(subject: Subject) -> None:
     expect(len(LARGE.encode()) > 100_000, "the prompt is not large")
     expect(_told(await _configured(subject), LARGE), "the prompt is not in the first request as it was given")
+
+
+@_check(
+    "prompt.commands",
+    "one that begins as a command, or names files, reaches the model as well, in the one call that one answer takes",
+    needs=("model",),
+)
+async def _commands(subject: Subject) -> None:
+    for words in COMMANDS:
+        played = await subject.play(words, subject.script())
+        _well(played)
+        expect(_told(played, words), f"{words!r} is not in the first request as it was given")
+        same(len(played.rollout.turns), 1, "model calls")
 
 
 @_check(
