@@ -20,7 +20,7 @@ from rollcage.agents.fields import count, merged, table, tables, text
 from rollcage.agents.npm_agent import ANY, NpmAgent, locked
 from rollcage.agents.packages import Package
 from rollcage.agents.purposes import by_prompt
-from rollcage.agents.tool_calls import ToolCalls, ToolKind
+from rollcage.agents.tool_calls import RunningCalls, ToolKind
 from rollcage.types import HOME, CallOrigin, JsonObject, Purpose, ScriptedCall
 
 _STATE = ".pi/agent"
@@ -115,7 +115,7 @@ class _Events:
     """Results of calls are told in events of their own."""
 
     def __init__(self) -> None:
-        self._calls = ToolCalls(_KINDS)
+        self._calls = RunningCalls(_KINDS)
 
     def __call__(self, data: JsonObject) -> Iterable[AgentEvent]:
         call_id = text(data.get("toolCallId"))

@@ -14,7 +14,7 @@ from rollcage.agent_events import (
     AgentUsage,
 )
 from rollcage.agents.fields import count, table, tables, text
-from rollcage.agents.tool_calls import ToolCalls, ToolKind
+from rollcage.agents.tool_calls import RunningCalls, ToolKind
 from rollcage.types import JsonObject
 
 
@@ -23,7 +23,7 @@ class StreamJson:
 
     def __init__(self, kinds: Mapping[str, ToolKind]) -> None:
         """`kinds`: what sort of tool each is."""
-        self._calls = ToolCalls(kinds)
+        self._calls = RunningCalls(kinds)
         self._sessions: set[str] = set()
 
     def __call__(self, data: JsonObject) -> Iterable[AgentEvent]:

@@ -16,7 +16,7 @@ _TELLING = ("command", "file_path", "filePath", "absolute_path", "pattern", "url
 _MOST_OPEN = 10_000
 
 
-class ToolCalls:
+class RunningCalls:
     """The calls of one run."""
 
     def __init__(self, kinds: Mapping[str, ToolKind]) -> None:

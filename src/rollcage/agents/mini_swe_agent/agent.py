@@ -24,7 +24,7 @@ from rollcage.agents.base import ToolWords
 from rollcage.agents.cli_agent import AgentRun, Command, Reader
 from rollcage.agents.fields import count, is_number, table, tables, text
 from rollcage.agents.python_agent import PythonAgent
-from rollcage.agents.tool_calls import ToolCalls
+from rollcage.agents.tool_calls import RunningCalls
 from rollcage.types import HOME, JsonObject, ScriptedCall
 
 _STATE = ".mini-swe-agent"
@@ -75,7 +75,7 @@ class _Messages:
     """What joined its history. The result of a call is a message of its own."""
 
     def __init__(self) -> None:
-        self._calls = ToolCalls({"bash": "execute"})
+        self._calls = RunningCalls({"bash": "execute"})
 
     def __call__(self, data: JsonObject) -> Iterable[AgentEvent]:
         message, extra = table(data.get("message")), table(table(data.get("message")).get("extra"))
