@@ -11,6 +11,7 @@ import pytest
 
 from rollcage.events import Ended, Queued
 from rollcage.store import Store
+from rollcage.store.batches import add_to_batch
 from rollcage.types import Endpoint, Job, Outcome, Task
 from support.commands import environ, rollcage
 from support.terminal import terminal
@@ -28,11 +29,12 @@ def with_command(home: Path) -> dict[str, str]:
     return {**env, "PATH": f"{program.parent}:{env['PATH']}", "PS1": "> "}
 
 
-async def test_tab_completes_commands_and_the_ids_of_rollouts(tmp_path: Path) -> None:
+async def test_tab_completes_commands_rollouts_batches_and_what_has_a_name(tmp_path: Path) -> None:
     async with Store.open(tmp_path / "state" / "rollouts.db") as store:
         for name in ("0a1b2c3d", "ffee0011"):
             await store.append(name, Queued(job=JOB))
             await store.append(name, Ended(outcome=Outcome.FINISHED))
+        await add_to_batch(store, "nightly", "planned")
     bash = shutil.which("bash")
     assert bash
     with terminal([bash, "--norc", "--noprofile", "-i"], with_command(tmp_path), tmp_path) as shell:
@@ -46,6 +48,14 @@ async def test_tab_completes_commands_and_the_ids_of_rollouts(tmp_path: Path) ->
         shell.until("rollcage watch ffee0011 ")
         shell.type("\x15rollcage image bu\t")
         shell.until("rollcage image build ")
+        shell.type("\x15rollcage report ni\t")
+        shell.until("rollcage report nightly ")
+        shell.type("\x15rollcage run --agent cl\t")
+        shell.until("rollcage run --agent claude-code ")
+        shell.type("\x15rollcage run --endpoint sc\t")
+        shell.until("rollcage run --endpoint scripted ")
+        shell.type("\x15rollcage eval x --sandbox co\t")
+        shell.until("rollcage eval x --sandbox container ")
         shell.type("\x15exit\n")
 
 

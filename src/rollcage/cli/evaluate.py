@@ -10,6 +10,7 @@ import click
 
 from rollcage.cli import codes
 from rollcage.cli.codes import EVAL_HELP
+from rollcage.cli.completion import batches, named
 from rollcage.cli.options import JSON, OTLP, RAY, REPLICAS, REQUIRE, Derived, all_of, seconds
 
 if TYPE_CHECKING:
@@ -28,13 +29,20 @@ OUT = click.option("-o", "--output", metavar="FILE", help="Write it to this file
 @click.command("eval", epilog=EVAL_HELP, cls=Derived, made_by="eval_options")
 @click.argument("sources", nargs=-1, metavar="SOURCE...", type=click.Path())
 @click.option("-m", "--model", "models", multiple=True, metavar="MODEL", help="The model. May be repeated.")
-@click.option("--agent", "agents", multiple=True, metavar="NAME", help="Which agent works; else the task's own.")
+@click.option(
+    "--agent",
+    "agents",
+    multiple=True,
+    metavar="NAME",
+    help="Which agent works; else the task's own.",
+    shell_complete=named,
+)
 @click.option("-n", "samples", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Samples of each.")
 @click.option(
     "--at-once", type=click.IntRange(1, 100_000), show_default="8, or all places of --ray", help="Rollouts at a time."
 )
 @click.option("--name", default="", help="Names the batch; else a name is made of what is asked.")
-@click.option("--resume", metavar="NAME", default="", help="Go on with this batch.")
+@click.option("--resume", metavar="NAME", default="", help="Go on with this batch.", shell_complete=batches)
 @click.option(
     "--retry",
     type=click.Choice(["broken", "infrastructure"]),
@@ -116,7 +124,7 @@ def evaluate(
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=batches)
 @all_of(FORMAT, OUT, JSON)
 def report(name: str | None, style: str, output: str | None, as_json: bool) -> int:
     """Show what a batch came to.
@@ -140,8 +148,8 @@ def report(name: str | None, style: str, output: str | None, as_json: bool) -> i
 
 
 @click.command()
-@click.argument("first")
-@click.argument("second")
+@click.argument("first", shell_complete=batches)
+@click.argument("second", shell_complete=batches)
 @all_of(FORMAT, JSON)
 def compare(first: str, second: str, style: str, as_json: bool) -> int:
     """Compare two batches, paired by task.

@@ -13,6 +13,7 @@ import click
 from pydantic import SecretStr, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from rollcage.cli.completion import named
 from rollcage.endpoints import CATALOG, named_model
 from rollcage.errors import UsageError
 from rollcage.jobs import OTHER_MODEL, task_file
@@ -104,6 +105,8 @@ def _option(names: tuple[str, str], field: FieldInfo, option: Option) -> click.O
     shape = get_origin(kind) or kind
     spelled = f"{typed}/--no-{typed[2:]}" if shape is bool else typed
     more: dict[str, Any] = {"metavar": option.metavar or None, "help": _help(field, option, shape)}
+    if option.metavar in ("NAME", "KIND") and shape is str:
+        more["shell_complete"] = named
     if shape is bool:
         more["default"] = None
     elif shape is Literal:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rollcage.cli import codes
+from rollcage.cli.completion import named
 from rollcage.cli.options import JSON
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def sandbox() -> None:
 
 
 @sandbox.command()
-@click.argument("backend")
+@click.argument("backend", shell_complete=named)
 @click.option("--only", multiple=True, metavar="NAME", help="A check or a family of checks; may be repeated.")
 @JSON
 def check(backend: str, only: tuple[str, ...], as_json: bool) -> int:

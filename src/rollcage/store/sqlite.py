@@ -154,9 +154,19 @@ def _frozen_mode(path: Path) -> str:
 
 def ids_like(path: Path, prefix: str, limit: int) -> list[tuple[str, str]]:
     """Ids that begin so, with their tasks, newest first; none where there is no log. For shells: it changes nothing."""
+    sql = "SELECT id, task_id FROM rollouts WHERE substr(id, 1, ?) = ? ORDER BY created_at DESC LIMIT ?"
+    return _like(path, sql, prefix, limit)
+
+
+def batches_like(path: Path, prefix: str, limit: int) -> list[tuple[str, str]]:
+    """The same of names of batches."""
+    where = "substr(batch, 1, ?) = ? GROUP BY batch ORDER BY min(id) DESC LIMIT ?"
+    return _like(path, f"SELECT batch, '' FROM batch_entries WHERE {where}", prefix, limit)  # noqa: S608
+
+
+def _like(path: Path, sql: str, prefix: str, limit: int) -> list[tuple[str, str]]:
     if not path.exists():
         return []
-    sql = "SELECT id, task_id FROM rollouts WHERE substr(id, 1, ?) = ? ORDER BY created_at DESC LIMIT ?"
     try:
         with closing(connect(path, read_only=True)) as connection:
             return connection.execute(sql, (len(prefix), prefix, limit)).fetchall()
