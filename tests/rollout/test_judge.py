@@ -31,6 +31,15 @@ async def test_what_a_script_of_the_verifiers_wrote_counts(number: str, provider
         assert verdict.reward is not None and verdict.reward.source == "reward_file"
 
 
+async def test_a_reward_that_only_is_to_be_read_counts_where_nobody_else_could_have_made_it(
+    provider: LocalProvider,
+) -> None:
+    task = Task(instruction="true", test_script="umask 0377; echo 0.5 > $REWARD_FILE", isolate=True)
+    assert (await judged(provider, task)).total == 0.5
+    verdict = await judged(provider, task.model_copy(update={"isolate": False}))
+    assert verdict.error is not None and (verdict.total, verdict.error.blame) == (None, "agent")
+
+
 async def test_a_reward_that_the_judged_code_wrote_is_no_number(provider: LocalProvider) -> None:
     forge = "echo 'echo 1 > ~/logs/verifier/reward.txt; exit 1' > work.sh"
     for commands in (("bash work.sh", "true"), ("bash work.sh",)):
