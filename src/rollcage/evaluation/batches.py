@@ -309,8 +309,8 @@ class BatchView:
         for tally, stats, _ in counted.values():
             pairs.setdefault((stats.model, stats.agent), []).append((stats.task, tally))
         total = len(plan.tasks) * plan.n
-        status = self.status if running or self.status not in ("new", "running") else "interrupted"
-        why = self.why if status != "interrupted" or self.why else "the process that ran it is gone"
+        gone = not running and self.status in ("new", "running")
+        status, why = ("interrupted", "the process that ran it is gone") if gone else (self.status, self.why)
         if running and self.paused:
             status, why = "paused", "; ".join(f"{model}: {said}" for model, said in self.paused.items())
         return BatchReport(

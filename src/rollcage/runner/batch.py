@@ -115,7 +115,7 @@ class BatchRun:
             raise
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._log_if_possible("interrupted", {"why": "it was interrupted"})
+                await self._log_if_possible("interrupted", {})
             raise
 
     def cancel(self) -> None:
