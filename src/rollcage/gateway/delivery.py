@@ -55,19 +55,14 @@ class Delivery:
         self._filter: StreamFilter | None = None
         self._end = HeldEnd()
         """Keeps back the end of a stream that is passed on."""
-        self._clear = True
-        """Whether nothing of it has begun and waits for its rest."""
+        self.clear = True
+        """Whether a stream is passed on as it comes, and nothing of it has begun and waits for its rest."""
         self._watch = ActionWatch()
         self._held: list[bytes] | None = None
         """The end of a stream that is told, kept back; None where nothing is yet."""
         self._source: ModelConnection | None = None
         self._pinging: asyncio.TimerHandle | None = None
         self._ending: asyncio.TimerHandle | None = None
-
-    @property
-    def clear(self) -> bool:
-        """Whether a stream is passed on as it comes, and nothing of it has begun and waits for its rest."""
-        return self._clear and not self._telling
 
     @property
     def encoding(self) -> str:
@@ -121,6 +116,7 @@ class Delivery:
             return None  # it cannot be read before it is whole
         self._source = source
         if self._telling:
+            self.clear = False
             self._begin(source)
             return self._tell
         self._filter = self.wire.filter(sent)
@@ -180,13 +176,13 @@ class Delivery:
 
     def _sift(self, data: bytes) -> None:
         """The path whose speed counts: nearly every piece is whole events that nobody acts on."""
-        if self._clear and calm(data):
+        if self.clear and calm(data):
             self._connection.send(data)
             return
         if self._filter is not None:
             data = self._filter.feed(data)
         self._pass_on(data)
-        self._clear = self._end.idle and (self._filter is None or self._filter.idle)
+        self.clear = self._end.idle and (self._filter is None or self._filter.idle)
 
     def _tell(self, data: bytes) -> None:
         """In the agent's own words. Translations close no tool call before `finish`; chat must be kept back."""

@@ -259,7 +259,9 @@ class Exchange:
             """A piece of a stream."""
             if hide is not None:
                 data = hide(data)
-            self._note(data)
+            if self._first_token_s is None:
+                self._note_first(data)
+            self.pieces.append(data)
             deliver(data)
             self._unread += len(data)
             if self._unread > self._read_at:
@@ -269,7 +271,9 @@ class Exchange:
             """Chunks as they came, where they may leave so. This is the path whose speed counts."""
             if self._tail or not delivery.clear or (data := framed(chunks, key)) is None:
                 return False
-            self._note(data)
+            if self._first_token_s is None:
+                self._note_first(data)
+            self.pieces.append(data)
             relay(chunks, data)
             self._unread += len(data)
             if self._unread > self._read_at:
@@ -313,14 +317,11 @@ class Exchange:
             self._first_token_s = time.perf_counter() - self._began
         self.pieces.append(data)
 
-    def _note(self, data: bytes) -> None:
-        """Keep a piece of a stream."""
-        self.pieces.append(data)
-        if self._first_token_s is None:
-            # The first event says who speaks; the second brings the first token.
-            self._events += data.count(b"data:")
-            if self._events > 1:
-                self._first_token_s = time.perf_counter() - self._began
+    def _note_first(self, data: bytes) -> None:
+        # The first event says who speaks; the second brings the first token.
+        self._events += data.count(b"data:")
+        if self._events > 1:
+            self._first_token_s = time.perf_counter() - self._began
 
     async def _plain(self) -> list[bytes]:
         """The answer as it is read: unpacked, as far as it may go, and without the key."""
