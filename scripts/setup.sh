@@ -86,6 +86,8 @@ system_parts() {
   command -v bwrap >/dev/null || missing+=(bubblewrap)
   command -v rg >/dev/null || missing+=(ripgrep)
   command -v git >/dev/null || missing+=(git)
+  # Two machines in network namespaces, which need root.
+  [ "${1:-}" != dev ] || [ "$(id -u)" != 0 ] || command -v ip >/dev/null || missing+=(iproute2)
   # Without npm the agent is fetched from the registry that is set; without either there is none to ask.
   if ! command -v npm >/dev/null && [ -z "${NPM_CONFIG_REGISTRY:-}" ] && ! "$bin/rollcage" setup --check >/dev/null 2>&1; then
     missing+=(npm)
@@ -97,5 +99,5 @@ system_parts() {
 
 virtual_environment
 packages "${1:-}"
-system_parts
+system_parts "${1:-}"
 "$bin/rollcage" setup

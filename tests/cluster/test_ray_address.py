@@ -106,3 +106,29 @@ def test_a_machine_that_is_no_node_says_how_to_become_one(tmp_path: Path) -> Non
     assert "ray start --address head:6379 --num-cpus 0" in str(caught.value.remedy)
     (tmp_path / "12" / "comm").write_text("raylet\n")
     check_node("head:6379", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "remedy"),
+    [
+        (RuntimeError("Version mismatch: The cluster has:\n    Ray: 2.40.0\n"), "The cluster has: Ray: 2.40.0", ""),
+        (ConnectionError("Failed to connect"), "cannot be used: Failed to connect", "RAY_AUTH_TOKEN"),
+    ],
+)
+def test_what_ray_says_is_told_whole(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, words: str, remedy: str
+) -> None:
+    ray = pytest.importorskip("ray")
+    from ray._private import utils
+
+    def init(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(utils, "set_sigterm_handler", utils.set_sigterm_handler)
+    for name in ("check_answers", "check_node"):
+        monkeypatch.setattr(ray_connection, name, lambda address: None)
+    monkeypatch.setattr(ray_connection, "found_address", str)
+    with pytest.raises(SetupError, match=words) as caught:
+        ray_connection._connect("head:6379")
+    assert remedy in str(caught.value.remedy)

@@ -22,6 +22,7 @@ LOCAL = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}
 """A Ray of our own finds out in three seconds that a node is dead, not in fifteen."""
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """How a gRPC client begins: the preface of HTTP/2, and settings without any."""
+_OTHER = "its head has port 6379 unless told; one with tokens wants RAY_AUTH_MODE and RAY_AUTH_TOKEN as it has them"
 _START = "start one with `ray start --head`, or say `local`"
 
 
@@ -78,7 +79,11 @@ def _connect(address: str) -> None:
     try:
         ray.init(address=address, **quiet)
     except Exception as error:
-        raise SetupError(f"the Ray at {address} cannot be used: {' '.join(str(error).split())}") from error
+        # Ray has the same words for another service of its own and for a token that is wrong.
+        remedy = _OTHER if isinstance(error, ConnectionError) else ""
+        raise SetupError(
+            f"the Ray at {address} cannot be used: {' '.join(str(error).split())}", remedy=remedy
+        ) from error
 
 
 def found_address(address: str) -> str:
