@@ -158,6 +158,23 @@ async def test_a_proxied_check_refuses_an_interpreter_of_the_agents(provider: Lo
         assert verdict.total is None and verdict.error is not None and verdict.error.blame == "task"
 
 
+async def test_a_proxied_check_refuses_an_interpreter_that_a_link_of_setups_leads_to(provider: LocalProvider) -> None:
+    check = Check(kind="unittest", path="test_it.py", isolation="proxied", interpreter="/home/user/python")
+    forge = "printf '#!/bin/sh\\necho ran > ran\\n' > bin/python && chmod 755 bin/python"
+    task = Task(
+        setup=("mkdir bin && cp /usr/bin/python3 bin/python && ln -s ~/workdir/bin/python ~/python",),
+        instruction=forge,
+        tests={"test_it.py": "import unittest\nclass T(unittest.TestCase):\n    def test_it(self): pass\n"},
+        checks=(check,),
+        verify=("test ! -e ran",),
+    )
+    verdict = await judged(provider, task)
+    assert verdict.error is not None and (verdict.total, verdict.error.blame) == (None, "task")
+    assert "leads to /home/user/workdir/bin/python, where the agent can change it" in verdict.error.message
+    elsewhere = task.model_copy(update={"setup": ("ln -s /usr/bin/python3 ~/python; mkdir bin",)})
+    assert (await judged(provider, elsewhere)).total == 1
+
+
 async def test_git_takes_its_settings_from_no_other_repository_of_the_agents(provider: LocalProvider) -> None:
     forge = "printf '#!/bin/sh\\necho forged\\n' > forge && chmod 755 forge && cp -r .git other && echo 2 > file"
     task = Task(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -17,7 +18,7 @@ from rollcage.events import CommandEnded, CommandStarted, Event
 from rollcage.rollout.checks import commands, node, python
 from rollcage.rollout.checks.plan import CheckPlan
 from rollcage.rollout.checks.report import PASSED, CheckReport, read_report, told
-from rollcage.sandboxes.base import Exit, Judged, Process, Sandbox, run
+from rollcage.sandboxes.base import SHELL, Exit, Judged, Process, Sandbox, run
 from rollcage.tasks.expected import Expected, expected_of
 from rollcage.types import HOME, TESTS_DIR, Check, CommandResult, Stage, Task, Trust
 
@@ -132,7 +133,7 @@ async def _run_one(each: Expected, task: Task, sides: Sides, seconds: float) -> 
     nonce = secrets.token_hex(16)
     ended = await run(
         sides.box if plan.in_judge else _JudgedSide(sides.judged, plan.scratch),  # type: ignore[arg-type]
-        plan.argv,
+        [*SHELL, _not_theirs(task), "check", *plan.argv] if plan.in_judge else plan.argv,
         stdin=_order(plan, nonce),
         env=sides.env if plan.in_judge else {**sides.given, "TESTS_DIR": TESTS_DIR},
         cwd=plan.cwd,
@@ -141,6 +142,22 @@ async def _run_one(each: Expected, task: Task, sides: Sides, seconds: float) -> 
         limit=REPORT_LIMIT,
     )
     return await to_thread.run_sync(_read, plan, ended, nonce), ended
+
+
+def _not_theirs(task: Task) -> str:
+    """A script that becomes what it is called with, unless links lead from there into the work: where an image or setup
+    had them lead, the agent has put what it likes."""
+    folders = " ".join(map(shlex.quote, (task.workdir, *task.keep)))
+    return f"""
+        real=$(readlink -f -- "$(command -v -- "$1")")
+        for folder in {folders}; do
+          case $real in "$folder"/* | "$(readlink -f -- "$folder" || echo "$folder")"/*)
+            echo "$1 leads to $real, where the agent can change it" >&2
+            exit 126 ;;
+          esac
+        done
+        exec "$@"
+    """
 
 
 def _read(plan: CheckPlan, ended: Exit, nonce: str) -> CheckReport:
