@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from rollcage.results.fold import Rollout
 from rollcage.types import Check, Limits, Outcome, Task
+from support.packages import need_compiler
 from support.playing import Play
 from support.pytest_in_box import PYTHON, SETUP, pytest_files
 
@@ -178,8 +177,9 @@ fn zero() { assert_eq!(calc::add(0, 0), 0); }
 """
 
 
-@pytest.mark.skipif(not Path("/usr/bin/go").exists(), reason="this machine has no go")
+@pytest.mark.slow
 async def test_a_real_go_reports_its_tests(play: Play) -> None:
+    need_compiler("go", "golang-go")
     names = ("example.com/m/calc::TestAdd", "example.com/m/calc::TestZero")
     task = Task(
         instruction="-",
@@ -197,8 +197,9 @@ async def test_a_real_go_reports_its_tests(play: Play) -> None:
     assert (await scored(play, task, ends))[0] == 0
 
 
-@pytest.mark.skipif(not Path("/usr/bin/cargo").exists(), reason="this machine has no cargo")
+@pytest.mark.slow
 async def test_a_real_cargo_reports_its_tests(play: Play) -> None:
+    need_compiler("cargo", "cargo")
     names = ("tests/calc.rs::small", "tests/calc.rs::zero")
     task = Task(
         instruction="-",

@@ -17,9 +17,7 @@ import pytest
 from rollcage.errors import SetupError
 from rollcage.sandboxes.container.engine import ContainerEngine
 from rollcage.settings import Settings
-from support.paths import SCRIPTS
-
-SCRIPT = SCRIPTS / "container.sh"
+from support.packages import install
 
 
 def answers(address: str) -> bool:
@@ -93,7 +91,7 @@ def need_podman() -> None:
     """Skip where there is none and none can be had."""
     if os.geteuid() != 0:
         pytest.skip("no container engine answers, and only root can start one here")
-    _install("podman", "runc")
+    install("podman", "runc")
     if not shutil.which("podman"):
         pytest.skip("no container engine answers; scripts/container.sh installs one")
 
@@ -102,7 +100,7 @@ def need_buildah() -> None:
     """Skip where there is none and none can be had."""
     if os.geteuid() != 0:
         pytest.skip("a build in a chroot wants root")
-    _install("buildah")
+    install("buildah")
     if not shutil.which("buildah"):
         pytest.skip("buildah is not installed; scripts/container.sh buildah installs it")
 
@@ -111,7 +109,7 @@ def need_lent_ids() -> None:
     """Skip where no ordinary user can be lent ids."""
     need_buildah()
     if not shutil.which("newuidmap"):
-        _install("uidmap")
+        install("uidmap")
     if not shutil.which("newuidmap") or not shutil.which("unshare"):
         pytest.skip("newuidmap or unshare is not installed; scripts/container.sh uidmap installs the first")
 
@@ -119,7 +117,7 @@ def need_lent_ids() -> None:
 def need_base(folder: Path, tag: str, *, more: str = "") -> None:
     """A base image of Debian's packages, made here and tagged so; skip where their mirror gives nothing in time."""
     need_buildah()
-    _install("mmdebstrap")
+    install("mmdebstrap")
     sources = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("debian.sources"))]
     mirror = next((str(path) for path in sources if path.is_file()), "")
     if not shutil.which("mmdebstrap") or not mirror:
@@ -136,14 +134,6 @@ def need_base(folder: Path, tag: str, *, more: str = "") -> None:
     script = 'c=$(buildah from scratch) && buildah add -q $c "$1" / && buildah commit -q $c "$2"; buildah rm $c'
     subprocess.run(["bash", "-c", script, "base", str(archive), tag], check=True, capture_output=True)
     archive.unlink()
-
-
-def _install(*programs: str) -> None:
-    """In CI, what is missing; elsewhere nobody's machine is changed by a test."""
-    if os.environ.get("CI") in ("true", "1"):
-        done = subprocess.run([SCRIPT, *programs], capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(done.stderr.strip() or "scripts/container.sh failed")
 
 
 def _forget(folder: Path, options: list[str]) -> None:
