@@ -136,6 +136,27 @@ async def test_no_module_that_a_package_file_leads_to_runs_when_the_judge_starts
             assert verdict.total == earned, verdict
 
 
+async def test_no_package_that_is_a_link_to_the_work_runs_in_the_judge_where_a_library_imports_it(
+    tmp_path: Path,
+) -> None:
+    site = "~/venv/lib/python3*/site-packages"
+    check = Check(kind="unittest", path="t.py", isolation="proxied", interpreter="/home/user/venv/bin/python")
+    task = Task(
+        instruction="mkdir pack; cat > pack/__init__.py <<'E'\nimport unittest\n"
+        "unittest.TestCase.assertEqual = lambda *words: None\nE\necho 'def add(a, b): return 0' > calc.py",
+        setup=(
+            "python3 -m venv --without-pip ~/venv",
+            f"ln -s ~/workdir/pack $(echo {site})/pack; echo 'try: import pack' > $(echo {site})/lib.py",
+            f"echo 'except ImportError: pass' >> $(echo {site})/lib.py",
+        ),
+        checks=(check,),
+        tests={"t.py": f"import lib\n{_TEST}self.assertEqual(calc.add(2, 3), 5)\n"},
+    )
+    async with LocalProvider(tmp_path) as provider:
+        verdict = await judged(provider, task)
+        assert verdict.total == 0, verdict
+
+
 def test_a_number_that_would_take_an_hour_to_write_out_is_refused() -> None:
     for text in ("1e400000000", "1/0", "1/2/3"):
         with pytest.raises((ValueError, TypeError, ZeroDivisionError)):

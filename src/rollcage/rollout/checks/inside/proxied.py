@@ -46,6 +46,10 @@ def keep_out(folders: Sequence[str]) -> None:
     """Nothing from these folders is run in this process or by it: a careless test is told so, and fails."""
     inside = tuple(f"{folder}/" for folder in folders)
 
+    def is_theirs(path: Any) -> bool:
+        """A package that is installed as a link leads there under another name."""
+        return isinstance(path, str) and path.startswith("/") and f"{os.path.realpath(path)}/".startswith(inside)
+
     def hook(event: str, values: tuple[Any, ...]) -> None:
         if event == "subprocess.Popen":
             words = values[1] if isinstance(values[1], list | tuple) else [values[0]]
@@ -53,9 +57,9 @@ def keep_out(folders: Sequence[str]) -> None:
                 raise NotCarried("start programs by `untrusted.run`: here they would run beside the judge")
         elif event in _STARTING:
             raise NotCarried("start programs by `untrusted.run`: here they would run beside the judge")
-        elif event == "exec" and str(getattr(values[0], "co_filename", "")).startswith(inside):
+        elif event == "exec" and is_theirs(getattr(values[0], "co_filename", "")):
             raise NotCarried("code of the workdir is not run in the judge; import it as a module")
-        elif event in ("import", "ctypes.dlopen") and any(str(value).startswith(inside) for value in values[:2]):
+        elif event in ("import", "ctypes.dlopen") and any(map(is_theirs, values[:2])):
             raise NotCarried("a library of the workdir is not loaded in the judge")
 
     sys.addaudithook(hook)
