@@ -1,6 +1,7 @@
-"""What each agent costs: a rollout of three model calls beside the naked CLI, in one run; its prompt, size and memory.
+"""What each agent costs: a rollout of three model calls (`--turns`) beside the naked CLI, in one run; its prompt, size
+and memory.
 
-    python bench/agents.py [NAME ...] [--rounds 3] [--json]
+    python bench/agents.py [NAME ...] [--rounds 3] [--turns 3] [--json]
 
 The naked CLI is the same program with the same arguments and files, started by hand on this machine; a gateway in this
 process translates for it, and costs it nothing. Both are answered by the same scripted model in a process of its own.
@@ -85,11 +86,11 @@ async def scripted(*scripts: Sequence[ScriptedTurn]) -> AsyncIterator[list[Endpo
         process.stdout.close()
 
 
-def script_of(agent: Agent) -> list[ScriptedTurn]:
-    """Three answers: write, read, end."""
+def script_of(agent: Agent, turns: int) -> list[ScriptedTurn]:
+    """So many answers: write, read, and again, end."""
     assert isinstance(agent, Scriptable)
     words = agent.tool_words
-    calls = [words.run("echo hello > hello.txt"), words.run("cat hello.txt")]
+    calls = [words.run("echo hello > hello.txt"), *(words.run("cat hello.txt") for _ in range(turns - 2))]
     last = (words.run(words.submit),) if words.submit else ()
     return [
         *(ScriptedTurn(tool_calls=(call,)) for call in calls),
@@ -176,13 +177,13 @@ async def waiting(runner: Runner, agent: Agent, fork_server: int) -> tuple[int, 
     return seen[0], (seen[-1] - seen[0]) // (WAITING - 1)
 
 
-async def measure(names: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
+async def measure(names: Sequence[str], rounds: int, turns: int) -> dict[str, dict[str, float]]:
     """A row for each agent."""
     settings = Settings.from_environ(os.environ)
     known = agents(settings)
     rows: dict[str, dict[str, float]] = {}
     async with AsyncExitStack() as stack:
-        scripts = [script_of(known[name]) for name in names]
+        scripts = [script_of(known[name], turns) for name in names]
         # It was started before we are counted: it is not in our group.
         endpoints = await stack.enter_async_context(scripted(*scripts))
         cost = stack.enter_context(closing(Cost()))
@@ -217,7 +218,7 @@ async def measure(names: Sequence[str], rounds: int) -> dict[str, dict[str, floa
 
                 pair = (await cost.naked(bare), await cost.caged(caged))
                 (rollout,) = ended
-                assert (rollout.reward, len(rollout.turns)) == (1.0, 3), (name, rollout.error)
+                assert (rollout.reward, len(rollout.turns)) == (1.0, turns), (name, rollout.error)
                 if number:  # the first round only warms up
                     sides[name].append(pair)
                 rows[name] = {"prompt_tokens": rollout.turns[0].usage["prompt_tokens"]}
@@ -257,9 +258,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=3, help="model calls of a rollout")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    rows = anyio.run(measure, asked.names or AGENTS, asked.rounds)
+    rows = anyio.run(measure, asked.names or AGENTS, asked.rounds, asked.turns)
     if asked.json:
         print(json.dumps(rows, indent=2))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from rollcage.agents.catalog import AgentCatalog, shipped
-from rollcage.agents.cli_agent import Downloads
+from rollcage.agents.cli_agent import Downloads, _object
 from rollcage.agents.mini import Mini
 from rollcage.agents.mini_swe_agent.agent import MiniSweAgent
 from rollcage.conformance.agents import check
 from rollcage.errors import UsageError
+from rollcage.json_safe import TOO_DEEP
 from rollcage.runner import Registry, Runner
 from rollcage.sandboxes.local.provider import LocalProvider
 from rollcage.simulators import ScriptedModel
@@ -94,6 +96,15 @@ async def test_an_end_without_a_model_call_is_a_failure_with_its_last_words(
     assert rollout.error is not None
     assert "never called its model" in rollout.error and "no key in $KEY, nothing to do" in rollout.error
     assert (rollout.reward, rollout.blame) == (None, Blame.INFRASTRUCTURE)
+
+
+def test_what_a_program_prints_is_an_event_only_where_it_can_be_kept() -> None:
+    assert _object(b'{"a": "\xc3\xa4 \\u00e4 \\uD83D\\uDE00"}') == {"a": "ä ä \U0001f600"}
+    assert _object(b'{"a": "half: \\ud83d"}') == {"a": "half: ?"}
+    deep = b'{"a":' * 150 + b"1" + b"}" * 150
+    assert TOO_DEEP in json.dumps(_object(deep))
+    for line in (b"words", b"[1]", b'{"a": "\xed\xa0\x80"}', b"[" * 100_000):
+        assert _object(line) is None
 
 
 def test_another_version_of_a_shipped_agent_is_told_of_once_and_one_that_has_none_is_refused(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from rollcage.agents.fields import text
 from rollcage.agents.lines import feed, told
 from rollcage.errors import UsageError
 from rollcage.events import AgentEmitted, AgentStarted
-from rollcage.json_safe import json_safe
+from rollcage.json_safe import DEEPEST, json_safe
 from rollcage.sandboxes.base import CapturedOutput, Sandbox, Tail
 from rollcage.sandboxes.layers import Layer
 from rollcage.types import HOME, AgentSpec, Endpoint, JsonObject
@@ -226,7 +226,11 @@ class _Printed:
 
 def _object(line: bytes) -> JsonObject | None:
     try:
-        data = json_safe(json.loads(line))
+        data = json.loads(line.decode())
     except (ValueError, RecursionError):
         return None
-    return data if isinstance(data, dict) else None
+    if not isinstance(data, dict):
+        return None
+    # Half a character can only come by an escape, and what is nested too deep has many brackets.
+    plain = b"\\ud" not in line.lower() and line.count(b"{") + line.count(b"[") < DEEPEST
+    return data if plain else json_safe(data)

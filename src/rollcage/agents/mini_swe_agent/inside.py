@@ -50,8 +50,16 @@ class PrintingAgent(DefaultAgent):
     def add_messages(self, *messages):
         """As they come."""
         for message in messages:
-            tell({"type": "message", "message": message})
+            tell({"type": "message", "message": without_answer(message)})
         return super().add_messages(*messages)
+
+
+def without_answer(message):
+    """A message that says no more of the model's answer than what it used: the rest is in the log already."""
+    extra = message.get("extra") or {}
+    if "response" not in extra:
+        return message
+    return {**message, "extra": {**extra, "response": {"usage": extra["response"].get("usage")}}}
 
 
 def tell(event):
