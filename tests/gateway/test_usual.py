@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -194,3 +196,12 @@ def test_an_ordinary_token_takes_the_short_way() -> None:
         at, tokens, pieces = read(take, data)
         assert at == len(data) and tokens.ids == [42] * 3 and tokens.top_texts == [" a"] * 3
         assert "".join(str(getattr(each, "content", each)) for each in pieces) == " the the the"
+
+
+def test_a_part_that_was_built_from_an_older_source_is_left_alone() -> None:
+    older = (
+        "import sys, types; part = sys.modules['rollcage.gateway._wire'] = types.ModuleType('_wire'); part.calm = None"
+    )
+    asked = "from rollcage.gateway import usual; print(usual.compiled, usual.calm is usual.python_calm)"
+    done = subprocess.run([sys.executable, "-c", f"{older}\n{asked}"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]

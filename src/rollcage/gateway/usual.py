@@ -107,16 +107,18 @@ compiled: bool
 """Whether the compiled part is at work."""
 
 try:
-    from rollcage.gateway import _wire
+    # By name: a part that was built from an older source may lack some.
+    from rollcage.gateway._wire import calm, framed, singles
+    from rollcage.gateway._wire import take_usual as _take_usual
 except ImportError:
     take_usual, calm, framed, singles, compiled = python_take_usual, python_calm, python_framed, columns.singles, False
 else:
 
     def take_usual(data: bytes, start: int, tokens: TokenDraft, pieces: list[Piece]) -> int:
         """As `python_take_usual`."""
-        at, some, tops = _wire.take_usual(data, start, *tokens.buffers(), pieces)  # type: ignore[arg-type]
+        at, some, tops = _take_usual(data, start, *tokens.buffers(), pieces)  # type: ignore[arg-type]
         if some:
             tokens.grew(some, tops)
         return at
 
-    calm, framed, singles, compiled = _wire.calm, _wire.framed, _wire.singles, True
+    compiled = True
