@@ -62,6 +62,7 @@ def prune(older_than: float | None, group: str, max_size: int | None, dry_run: b
       rollcage prune --max-size 20G --dry-run
       rollcage prune --group step-12
     """
+    from rollcage.cli.narrator import counted
     from rollcage.cli.output import environment, write_json
     from rollcage.store.retention import Prune
     from rollcage.store.retention import prune as remove
@@ -74,12 +75,17 @@ def prune(older_than: float | None, group: str, max_size: int | None, dry_run: b
         return codes.OK
     kept = f"; {done.kept_pinned} pinned ones stay" if done.kept_pinned else ""
     if dry_run:
-        print(f"{len(done.rollouts)} rollouts would go{kept}")
+        print(f"{counted(len(done.rollouts), 'rollout')} would go{kept}")
     else:
-        work = f" and {done.work_files} archives of work ({size_text(done.work_bytes)})" if done.work_files else ""
+        work = (
+            f" and {counted(done.work_files, 'archive')} of work ({size_text(done.work_bytes)})"
+            if done.work_files
+            else ""
+        )
         if done.tree_files:
-            work += f" and {done.tree_files} archives of tasks' files ({size_text(done.tree_bytes)})"
-        print(f"{len(done.rollouts)} rollouts are gone, with {done.entries} entries{work}{kept}")
+            work += f" and {counted(done.tree_files, 'archive')} of tasks' files ({size_text(done.tree_bytes)})"
+        gone = counted(len(done.rollouts), "rollout")
+        print(f"{gone} gone, with {counted(done.entries, 'entry')}{work}{kept}")
     return codes.OK
 
 
@@ -148,6 +154,7 @@ def backup(folder: Path, ids: tuple[str, ...], as_json: bool) -> int:
     """
     import anyio
 
+    from rollcage.cli.narrator import counted
     from rollcage.cli.output import environment, write_json
     from rollcage.store import Store, copying
 
@@ -167,7 +174,8 @@ def backup(folder: Path, ids: tuple[str, ...], as_json: bool) -> int:
     if as_json:
         write_json({**done.model_dump(mode="json"), "folder": str(folder)})
     else:
-        print(f"{len(done.rollouts)} rollouts and {done.work_files} archives of work are in {folder}{_left(done.open)}")
+        rollouts, work = counted(len(done.rollouts), "rollout"), counted(done.work_files, "archive")
+        print(f"{rollouts} and {work} of work are in {folder}{_left(done.open)}")
     return codes.OK
 
 
@@ -185,6 +193,7 @@ def import_(folder: Path, as_json: bool) -> int:
     """
     import anyio
 
+    from rollcage.cli.narrator import counted
     from rollcage.cli.output import environment, write_json
     from rollcage.store import Store, copying
 
@@ -199,8 +208,8 @@ def import_(folder: Path, as_json: bool) -> int:
     if as_json:
         write_json(done)
     else:
-        there = f", {len(done.present)} were here already" if done.present else ""
-        print(f"{len(done.rollouts)} rollouts came in{there}{_left(done.open)}")
+        there = f", {len(done.present):,} here already" if done.present else ""
+        print(f"{counted(len(done.rollouts), 'rollout')} came in{there}{_left(done.open)}")
     return codes.OK
 
 
