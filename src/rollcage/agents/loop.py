@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollcage.agent_events import AgentEvent, AgentReportedError, AgentText, AgentToolCall
 from rollcage.agents.base import AgentContext, AgentExit, BareAgent, Emit
+from rollcage.agents.fields import table
 from rollcage.errors import AgentError
 from rollcage.events import AgentEmitted, AgentStarted
 from rollcage.json_safe import json_safe
@@ -32,6 +33,7 @@ class Loop(BareAgent):
     """The agent `loop`. It works in this process, so there is no box: nothing it does can touch a file."""
 
     name = "loop"
+    wire = "chat"
     in_process = True
     accepts = ("system_prompt", "enabled_tools", "disabled_tools")
 
@@ -106,20 +108,20 @@ class _Conversation:
         except httpx.HTTPError as error:
             return {}, f"the model's answer broke off: {type(error).__name__}: {error}"
         try:
-            answer = _table(response.json())
+            answer = table(response.json())
         except (ValueError, RecursionError):
             answer = {}
         if response.status_code != 200:
-            said = _table(answer.get("error")).get("message") or response.text[:500]
+            said = table(answer.get("error")).get("message") or response.text[:500]
             return {}, f"the model answered with HTTP {response.status_code}: {said}"
-        message = _table(next(iter(_rows(answer.get("choices"))), None)).get("message")
+        message = table(next(iter(_rows(answer.get("choices"))), None)).get("message")
         if not isinstance(message, dict):
             return {}, "the model's answer holds no message"
         return message, ""
 
     async def _call(self, turn: int, call: JsonObject, names: set[str]) -> str:
         """Carry one call out; what the model is told of it."""
-        function = _table(call.get("function"))
+        function = table(call.get("function"))
         name, written = str(function.get("name", "")), str(function.get("arguments") or "{}")
         failed, began = True, time.monotonic()
         try:
@@ -152,12 +154,12 @@ class _Conversation:
 
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters}
         try:
-            answer = _table((await self._tools.post("/mcp", content=_json(body))).json())
+            answer = table((await self._tools.post("/mcp", content=_json(body))).json())
         except (httpx.HTTPError, ValueError, RecursionError) as error:
             raise AgentError(f"the environment's tools are out of reach: {type(error).__name__}: {error}") from error
-        if refused := _table(answer.get("error")):
+        if refused := table(answer.get("error")):
             return {"content": [{"type": "text", "text": str(refused.get("message"))}], "isError": True}
-        return _table(answer.get("result"))
+        return table(answer.get("result"))
 
     def _place(self, turn: int) -> dict[str, str]:
         self._parts += 1
@@ -210,7 +212,3 @@ def _json(body: JsonObject) -> bytes:
 
 def _rows(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _table(value: Any) -> JsonObject:
-    return value if isinstance(value, dict) else {}
