@@ -207,6 +207,9 @@ def test_an_agent_that_needs_nothing_says_so_and_one_that_nobody_knows_is_named(
     assert (ran.returncode, ran.stderr) == (0, "setup: shell needs nothing\n")
     ran = rollcage(tmp_path, "agent", "check", "nobody")
     assert ran.returncode == 2 and "no 'nobody' here; known: claude-code, codex, loop" in ran.stderr
+    nowhere = {"DOCKER_HOST": f"unix://{tmp_path}/nowhere.sock"}
+    ran = rollcage(tmp_path, "agent", "check", "nop", "--sandbox", "container", env=nowhere)
+    assert (ran.returncode, ran.stdout) == (3, "") and "no container engine answers" in ran.stderr
     ran = rollcage(tmp_path, "agent", "check", "nop", "--only", "run.finishes", "--json")
     told = json.loads(ran.stdout)
     assert (ran.returncode, told["agent"], told["conforms"]) == (0, "nop", True)

@@ -123,6 +123,7 @@ def check(name: str, only: Sequence[str], backend: str, as_json: bool) -> int:
 
 
 async def _check(settings: Settings, name: str, only: Sequence[str], backend: str, as_json: bool) -> int:
+    from rollcage.agents.base import InProcess
     from rollcage.cli.prepare import known_agent, prepare
     from rollcage.cli.sandbox import report
     from rollcage.cli.start_cost import measure_start
@@ -130,6 +131,7 @@ async def _check(settings: Settings, name: str, only: Sequence[str], backend: st
     from rollcage.conformance.agents import chosen
     from rollcage.conformance.sandboxes.backends import traits_of
     from rollcage.errors import UsageError
+    from rollcage.types import SandboxSpec
     from rollcage.wiring import providers
 
     tried, backends = known_agent(settings, name), providers(settings)
@@ -141,5 +143,9 @@ async def _check(settings: Settings, name: str, only: Sequence[str], backend: st
         await measure_start(settings, tried)
     async with backends[backend]() as provider:
         traits = traits_of(provider)
+        if not isinstance(tried, InProcess):
+            # Where no box can be opened, nothing is tried; what it lacks of the agent is built now.
+            async with provider.open(SandboxSpec(backend=backend, template=traits.template), tried.layers()):
+                pass
         tries = verdicts(tried, provider, only=only, pace=traits.pace, template=traits.template)
         return await report(settings, {"agent": name, "version": tried.version}, tries, as_json)

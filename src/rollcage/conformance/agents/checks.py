@@ -67,8 +67,7 @@ async def _once(subject: Subject) -> None:
 
 
 def _well(played: Played) -> None:
-    rollout = played.rollout
-    expect(rollout.outcome is Outcome.FINISHED, f"it ended so: {rollout.outcome}, {rollout.error}")
+    expect(played.rollout.outcome is Outcome.FINISHED, f"it ended so: {played.ended}")
 
 
 @_check("run.finishes", "without network it works to its end, its exit code is 0, and the reward is that of its work")
@@ -98,13 +97,15 @@ async def _no_egress(subject: Subject) -> None:
     needs=("model",),
 )
 async def _verbatim(subject: Subject) -> None:
-    expect(_told((await subject.usual()), PROMPT), "the prompt is not in the first request as it was given")
+    played = await subject.usual()
+    expect(_told(played, PROMPT), f"the prompt is not in the first request as it was given ({played.ended})")
 
 
 @_check("prompt.large", "a prompt of 100 kB reaches the model whole, in one piece", needs=("model",))
 async def _large(subject: Subject) -> None:
     expect(len(LARGE.encode()) > 100_000, "the prompt is not large")
-    expect(_told(await _configured(subject), LARGE), "the prompt is not in the first request as it was given")
+    played = await _configured(subject)
+    expect(_told(played, LARGE), f"the prompt is not in the first request as it was given ({played.ended})")
 
 
 @_check(

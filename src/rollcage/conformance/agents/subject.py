@@ -90,6 +90,11 @@ class Played:
     """What its processes used, where that was asked for."""
 
     @property
+    def ended(self) -> str:
+        """How it ended."""
+        return self.rollout.error or str(self.rollout.outcome)
+
+    @property
     def first(self) -> JsonObject:
         """The first request to the model, as a chat."""
         return self.rollout.turns[0].request if self.rollout.turns else {}
