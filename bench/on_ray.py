@@ -271,10 +271,10 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                     if options.pairs:
                         result["pairs"] = await pairs(plain, through, endpoint, cost, options.pairs)
                         print(json.dumps(result), file=sys.stderr)
+                    if options.entries:  # before nodes are killed: Ray would still place actors there
+                        result["entries"] = await entries(Path(folder), options.entries)
                     if options.losses:
                         result["losses"] = await losses(found, through, store, options.losses)
-                    if options.entries:
-                        result["entries"] = await entries(Path(folder), options.entries)
                     return result
 
 
