@@ -24,6 +24,12 @@ def try_lock(path: Path, *, shared: bool = False) -> int | None:
     return fd if _take(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX) else None
 
 
+def hold(folder: Path) -> int | None:
+    """A descriptor that holds a folder which is there, until it is closed; None where somebody else has it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    return fd if _take(fd, fcntl.LOCK_EX) else None
+
+
 @asynccontextmanager
 async def locked(path: Path, *, shared: bool = False) -> AsyncIterator[None]:
     """Hold the lock of a file. It is asked for again and again: a thread that waits for it could not be cancelled."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from rollcage.locks import hold
 from rollcage.sandboxes.local import fork_server
 from rollcage.sandboxes.local.cgroups import Cgroup, Cgroups, _beside, _sweep
 from rollcage.store import Store
@@ -103,6 +104,29 @@ def test_groups_that_the_dead_left_beside_ours_are_swept(tmp_path: Path) -> None
     assert not left.exists()
     assert not ours.exists()
     assert living.exists()
+
+
+def test_groups_are_not_swept_where_their_owner_lives_unseen(tmp_path: Path) -> None:
+    """In another container, its process has another id or none; and who cannot open a file sees no process at all."""
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    held = tmp_path / f"rollcage-{process.pid}-1-ff"
+    held.mkdir()
+    lock = hold(held)
+    assert lock is not None
+    _sweep(tmp_path)
+    assert held.exists()
+    os.close(lock)
+    living = tmp_path / f"rollcage-{os.getpid()}-{started(os.getpid())}-ff"
+    living.mkdir()
+    sweep = "import rollcage.sandboxes.local.cgroups as it, resource, types; left = [*Path.iterdir(folder)]"
+    listed = f"from pathlib import Path; folder = Path({str(tmp_path)!r})"
+    full = "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); it._sweep(types.SimpleNamespace(glob=lambda _: left))"
+    subprocess.run([sys.executable, "-c", f"{listed}; {sweep}; {full}"], check=True)
+    assert living.exists()
+    _sweep(tmp_path)
+    assert living.exists()
+    assert not held.exists()
 
 
 def started(pid: int) -> str:

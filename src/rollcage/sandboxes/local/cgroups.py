@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from errno import EACCES, EBUSY, ENOENT, EPERM, EROFS
 from pathlib import Path
 
+from rollcage.locks import hold, is_claimed
 from rollcage.types import SandboxSpec
 
 CONTROLLERS = ("memory", "pids", "cpu")
@@ -36,6 +37,8 @@ class Hierarchy:
     version: int
     controllers: tuple[str, ...]
     folder: Path
+    lock: int | None = None
+    """Held as long as we live: those who do not see our process see that."""
 
 
 def places(
@@ -72,7 +75,7 @@ class Cgroups:
         """Finds where we may write, and removes what dead processes left there."""
         self._own = f"{_PREFIX}{os.getpid()}-{_started(os.getpid())}-{time.monotonic_ns():x}"
         self._trees: list[Hierarchy] = []
-        self.close = weakref.finalize(self, _clear, self._trees)
+        self.close = weakref.finalize(self, _clear, self._trees, os.getpid())
         """Removes our folders; done at the end of the program at the latest."""
         info, membership = Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
         for version, names, mount, own in places(info, membership, wanted):
@@ -112,7 +115,7 @@ class Cgroups:
         """Do without these: joining them turned out to be refused."""
         gone = set(controllers)
         for tree in [tree for tree in self._trees if gone & set(tree.controllers)]:
-            _remove(tree.folder)
+            _give_up(tree)
             self._trees.remove(tree)
 
     def trees(self) -> tuple[Hierarchy, ...]:
@@ -162,10 +165,18 @@ def _machine_oom(folder: Path) -> bool:
         return False
 
 
-def _clear(trees: list[Hierarchy]) -> None:
-    for tree in trees:
-        _remove(tree.folder)
-    trees.clear()
+def _clear(trees: list[Hierarchy], owner: int) -> None:
+    """Not at the end of a process that was forked from the owner: it inherits what is done at the end."""
+    if os.getpid() == owner:
+        for tree in trees:
+            _give_up(tree)
+        trees.clear()
+
+
+def _give_up(tree: Hierarchy) -> None:
+    _remove(tree.folder)
+    if tree.lock is not None:
+        os.close(tree.lock)
 
 
 def settings_of(version: int, wanted: Iterable[str], spec: SandboxSpec) -> dict[str, str]:
@@ -218,7 +229,7 @@ def _first_usable(version: int, names: tuple[str, ...], folders: Iterable[Path],
             if version == 2:
                 _delegate(folder / own, usable)
             os.close(os.open(folder / own / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
-            return Hierarchy(version, usable, folder / own)
+            return Hierarchy(version, usable, folder / own, hold(folder / own))
         _remove(folder / own)
     return None
 
@@ -278,11 +289,12 @@ def _delegate(folder: Path, names: Iterable[str]) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the groups of owners that are dead."""
+    """Remove the groups of owners that are dead. Processes of other containers are not seen: their locks are."""
     with suppress(OSError):
         for left in folder.glob(f"{_PREFIX}*"):
             pid, _, rest = left.name.removeprefix(_PREFIX).partition("-")
-            if pid.isdigit() and _started(int(pid)) != rest.partition("-")[0] and not _is_lived_in(left):
+            dead = pid.isdigit() and _started(int(pid)) != rest.partition("-")[0]
+            if dead and not _is_lived_in(left) and not is_claimed(left):
                 _remove(left)
 
 
@@ -295,7 +307,8 @@ def _started(pid: int) -> str:
     """When a process started, in the kernel's ticks; empty where there is none. Tells it from a later namesake."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
+    except (FileNotFoundError, ProcessLookupError, IndexError):
+        # Nothing else: a process that has no descriptor left to look with must not take everybody for dead.
         return ""
 
 
