@@ -4,6 +4,7 @@
 
 `entries`: the same turns and events appended to a log by this process, and sent through a node's outbox (pickled, in
 batches, acknowledged) into a log; processor time of this process, so Ray's own share (1 ms a batch) is not in it.
+Rollouts have system prompt and tools in common; the rest is each one's own.
 `simulation`: the real dispatcher, queue and log; nodes are stubs in this process, whose rollouts log what a short
 agent's do, as fast as the head takes it. It says how many rollouts a second one head can take to their ends.
 With `--live N` as many are under way all the time, each takes `--rollout-seconds` on the average, and no two log the
@@ -55,10 +56,10 @@ JOB = Job(task=Task(instruction="bench"), model=NO_MODEL, agent=AgentSpec(name="
 STAGES = (Stage.PROVISION, Stage.SETUP, Stage.AGENT, Stage.VERIFY)
 
 
-def short_rollout(turns: int) -> list[Event]:
+def short_rollout(turns: int, sample: int = 0) -> list[Event]:
     """What a rollout of so many turns logs."""
     said: list[Event] = []
-    for turn in conversation(turns, tokens=100):
+    for turn in conversation(turns, tokens=100, sample=sample):
         said += [TurnEnded(turn=turn), AgentEmitted(raw={"type": "text", "text": "x" * 400}), AgentEmitted()]
     events: list[Event] = []
     for stage in STAGES:
@@ -69,12 +70,11 @@ def short_rollout(turns: int) -> list[Event]:
 
 async def entries(folder: Path, turns: int, rollouts: int) -> dict[str, float]:
     """Processor time per entry: appended here, and through an outbox."""
-    events = short_rollout(turns)
-    names = [f"r{number}" for number in range(rollouts)]
+    logged = {f"r{number}": short_rollout(turns, number) for number in range(1, rollouts + 1)}
 
     async def plain(store: Store, name: str) -> None:
         await store.append(name, Queued(job=JOB))
-        for event in events:
+        for event in logged[name]:
             await store.append(name, event)
 
     async def sent(store: Store, outbox: Outbox, name: str) -> Flow:
@@ -87,7 +87,7 @@ async def entries(folder: Path, turns: int, rollouts: int) -> dict[str, float]:
         flow = Flow(Execution(name, JOB, deps, log, ""), 1)
         flows[name] = flow
         sender = EventSender(outbox, name, 1)
-        for event in events:
+        for event in logged[name]:
             await sender.send(event)
         await flow.over.wait()
         return flow
@@ -111,13 +111,13 @@ async def entries(folder: Path, turns: int, rollouts: int) -> dict[str, float]:
                 if kind == "sent":
                     outbox = Outbox()
                     follower = asyncio.create_task(follow(outbox))
-                for name in names:
+                for name in logged:
                     tasks.start_soon(*((plain, store, name) if kind == "plain" else (sent, store, outbox, name)))
             spent = time.process_time() - began
             if kind == "sent":
                 follower.cancel()
         found[kind] = min(spent, found.get(kind, spent))
-    number = rollouts * (len(events) + 1)
+    number = sum(len(events) + 1 for events in logged.values())
     return {
         "entries": number,
         "plain_per_cpu_second": number / found["plain"],

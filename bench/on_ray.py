@@ -38,7 +38,7 @@ from rollcage.cluster.flow import Flow
 from rollcage.cluster.messages import Load, NodeNews, OutboxItem
 from rollcage.cluster.outbox import EventSender, Outbox
 from rollcage.cluster.ray_nodes import RayLink
-from rollcage.events import Queued, Requeued, StageStarted
+from rollcage.events import Event, Queued, Requeued, StageStarted
 from rollcage.rollout.run import RolloutDeps
 from rollcage.runner import Runner
 from rollcage.runner.executor import Execution
@@ -175,23 +175,33 @@ class Sender:
 
     def __init__(self) -> None:
         self._outbox, self._number = Outbox(), 0
+        self._logged: dict[str, list[Event]] = {}
 
     async def exchange(self, heard: int, acknowledged: int) -> NodeNews:
         self._outbox.acknowledge(acknowledged)
         self._number += 1
         return NodeNews(self._number, await self._outbox.news(10), Load(), [])
 
-    async def send(self, names: Sequence[str], turns: int) -> float:
-        """What rollouts of these names log; the processor time that it took."""
-        events, began = short_rollout(turns), time.process_time()
+    async def prepare(self, names: Sequence[str], turns: int) -> None:
+        """Make what rollouts of these names log."""
+        self._logged = logged(names, turns)
+
+    async def send(self) -> float:
+        """Log it all; the processor time that it took."""
+        began = time.process_time()
 
         async def one(name: str) -> None:
             sender = EventSender(self._outbox, name, 1)
-            for event in events:
+            for event in self._logged[name]:
                 await sender.send(event)
 
-        await asyncio.gather(*map(one, names))
+        await asyncio.gather(*map(one, self._logged))
         return time.process_time() - began
+
+
+def logged(names: Sequence[str], turns: int) -> dict[str, list[Event]]:
+    """What each says: they have system prompt and tools in common."""
+    return {name: short_rollout(turns, sample) for sample, name in enumerate(names, 1)}
 
 
 async def sent(store: Store, names: Sequence[str], turns: int) -> tuple[float, float, float]:
@@ -200,7 +210,7 @@ async def sent(store: Store, names: Sequence[str], turns: int) -> tuple[float, f
 
     actor = ray.remote(Sender).options(num_cpus=0, max_concurrency=8).remote()
     link = RayLink(actor, 600)
-    await actor.send.remote([], turns)  # it is there
+    await actor.prepare.remote(names, turns)
     flows = {}
     for name in names:
         await store.append(name, Queued(job=JOB))
@@ -219,7 +229,7 @@ async def sent(store: Store, names: Sequence[str], turns: int) -> tuple[float, f
 
     cpu, wall = time.process_time(), time.perf_counter()
     follower = asyncio.create_task(follow())
-    there = await actor.send.remote(names, turns)
+    there = await actor.send.remote()
     found = time.process_time() - cpu, there, time.perf_counter() - wall
     follower.cancel()
     ray.kill(actor)
@@ -228,16 +238,17 @@ async def sent(store: Store, names: Sequence[str], turns: int) -> tuple[float, f
 
 async def entries(folder: Path, number: int, turns: int = 20, rollouts: int = 32) -> dict[str, float]:
     """The log here beside the log through Ray."""
-    events = short_rollout(turns)
+    names = [f"r{rollout}" for rollout in range(rollouts)]
+    said: dict[str, list[Event]] = {}
 
     async def appended(store: Store, name: str) -> None:
         await store.append(name, Queued(job=JOB))
-        for event in events:
+        for event in said[name]:
             await store.append(name, event)
 
     ratios: list[tuple[float, float, float]] = []
     for turn in range(number):
-        names = [f"{turn}.{rollout}" for rollout in range(rollouts)]
+        said |= logged(names, turns)  # made anew: an event is packed faster the second time
         async with Store.open(folder / f"sent{turn}.db") as store:
             here, there, through = await sent(store, names, turns)
         async with Store.open(folder / f"appended{turn}.db") as store:
@@ -247,7 +258,7 @@ async def entries(folder: Path, number: int, turns: int = 20, rollouts: int = 32
         ratios.append((cpu / (here + there), cpu / here, wall / through))
     both, head, wall = (statistics.median(column) for column in zip(*ratios, strict=True))
     return {
-        "entries": rollouts * (len(events) + 1),
+        "entries": sum(len(events) + 1 for events in said.values()),
         "per_cpu_second_ratio": both,
         "per_cpu_second_of_the_head_ratio": head,
         "per_wall_second_ratio": wall,

@@ -28,8 +28,11 @@ from rollcage.types import Alternative, Endpoint, Job, Task, Token, Turn
 JOB = Job(task=Task(instruction="bench"), model=Endpoint(base_url="http://127.0.0.1:1/v1", model="none"))
 
 
-def conversation(turns: int, *, tokens: int = 200, seed: int = 1) -> Iterator[Turn]:
-    """The turns of one long rollout: `tokens` sampled and about 300 more of tool output per turn."""
+def conversation(turns: int, *, tokens: int = 200, seed: int = 1, sample: int = 0) -> Iterator[Turn]:
+    """The turns of one long rollout: `tokens` sampled and about 300 more of tool output per turn.
+
+    Samples of one seed have the system prompt and the tools in common, and nothing else.
+    """
     rng = random.Random(seed)
     words = [" " + "".join(rng.choices("etaoinshrdlu", k=rng.randint(1, 9))) for _ in range(20_000)]
 
@@ -52,6 +55,8 @@ def conversation(turns: int, *, tokens: int = 200, seed: int = 1) -> Iterator[Tu
     ]
     prompt = draw(6000)
     messages: list[dict[str, Any]] = [{"role": "system", "content": text(prompt)}]
+    if sample:
+        rng.seed(seed + sample * 1000)
     for index in range(turns):
         said, answer = draw(tokens), draw(300)
         call = {"id": f"call_{index}", "type": "function", "function": {"name": "tool1", "arguments": text(said[-50:])}}

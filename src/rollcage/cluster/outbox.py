@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import pickle
 from collections import deque
 from collections.abc import Callable
@@ -24,13 +26,22 @@ LINGER_S = 0.2
 
 
 class Outbox:
-    """Items on their way to the head. Used on the event loop only."""
+    """Items on their way to the head. Used on the event loop only.
+
+    Each who waits is woken by what it waits for, and by nothing else: dozens of rollouts wait here.
+    """
 
     def __init__(self) -> None:
         self._items: deque[OutboxItem] = deque()
         """Those that the head has not acknowledged, oldest first."""
         self._last = self._acknowledged = self._awaited = self._bytes = 0
-        self._changed = asyncio.Event()
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        """A heap: the number that is waited for, one more for each who waits, and who."""
+        self._order = itertools.count()
+        self._told = asyncio.Event()
+        """There may be something for whoever asks for news."""
+        self._room = asyncio.Event()
+        """Something has left."""
         self._closed = ""
 
     async def put(self, name: str, attempt: int, data: bytes | Callable[[], bytes], kind: str = "event") -> int:
@@ -39,29 +50,36 @@ class Outbox:
         Data that must be made in the order in which it goes is made then.
         """
         while self._bytes > WINDOW and not self._closed:
-            await self._news()
+            self._room.clear()
+            await self._room.wait()
         self._check()
         data = data if isinstance(data, bytes) else data()
         self._last += 1
         self._items.append(OutboxItem(self._last, name, attempt, data, kind))
         self._bytes += len(data)
-        self._tell()
+        self._told.set()
         return self._last
 
     async def delivered(self, number: int) -> None:
         """Wait until the head has this one, and all before it, on its disk."""
+        if self._acknowledged >= number:
+            return
+        self._check()
         self._awaited = max(self._awaited, number)
-        self._tell()
-        while self._acknowledged < number:
+        self._told.set()
+        here = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (number, next(self._order), here))
+        await here
+        if self._acknowledged < number:
             self._check()
-            await self._news()
 
     def acknowledge(self, number: int) -> None:
         """The head has these."""
         while self._items and self._items[0].number <= number:
             self._bytes -= len(self._items.popleft().data)
         self._acknowledged = max(self._acknowledged, number)
-        self._tell()
+        self._let_go(self._acknowledged)
+        self._room.set()
 
     async def news(self, seconds: float, other: Callable[[], bool] = lambda: False) -> list[OutboxItem]:
         """What the head has not acknowledged, as much as goes together; waits so long for the first, and for more.
@@ -70,11 +88,9 @@ class Outbox:
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while not (self._items or self._closed or other()):
-                    await self._news()
+                await self._until(lambda: bool(self._items) or other())
             async with asyncio.timeout(LINGER_S):
-                while not (self._urgent or self._closed or other()):
-                    await self._news()
+                await self._until(lambda: self._urgent or other())
         found: list[OutboxItem] = []
         size = 0
         for item in self._items:
@@ -87,11 +103,13 @@ class Outbox:
     def close(self, why: str) -> None:
         """Nothing goes to the head any more: whoever logs gets an error."""
         self._closed = self._closed or why
-        self._tell()
+        self._let_go(self._last)
+        self._room.set()
+        self._told.set()
 
     def wake(self) -> None:
         """Let whoever waits for news look again."""
-        self._tell()
+        self._told.set()
 
     @property
     def _urgent(self) -> bool:
@@ -102,12 +120,17 @@ class Outbox:
         if self._closed:
             raise StoreError(f"the head's log is out of reach: {self._closed}")
 
-    async def _news(self) -> None:
-        await self._changed.wait()
+    async def _until(self, there: Callable[[], bool]) -> None:
+        while not (self._closed or there()):
+            self._told.clear()
+            await self._told.wait()
 
-    def _tell(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def _let_go(self, number: int) -> None:
+        """Wake those who wait for items up to this one."""
+        while self._waiting and self._waiting[0][0] <= number:
+            *_, here = heapq.heappop(self._waiting)
+            if not here.done():
+                here.set_result(None)
 
 
 class EventSender:
