@@ -5,14 +5,12 @@
 `pairs`: the same rollout of OpenCode with a scripted model, by the plain runner and through Ray, in turns; the ratio is
 that within pairs. CPU is that of this process, of all of Ray and of the boxes; what Ray uses while nothing runs is
 measured apart, and left out. `losses`: a node's raylet and its workers are killed -9 while rollouts are in SETUP.
-`entries`: what 32 rollouts of 20 turns log, appended here and sent by a process of Ray's into a log here, in turns; the
-ratio within pairs of entries per second of processor time (of both processes, and of this one) and of wall time.
+`entries`: what a node logs, on its way to the head (sending.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import random
@@ -22,27 +20,18 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+from sending import entries
 
 import rollcage
-from cluster import JOB, short_rollout
-from rollcage.agents.nop import Nop
 from rollcage.cluster import Cluster
-from rollcage.cluster.flow import Flow
-from rollcage.cluster.messages import Load, NodeNews, OutboxItem
-from rollcage.cluster.outbox import EventSender, Outbox
-from rollcage.cluster.ray_nodes import RayLink
-from rollcage.events import Event, Queued, Requeued, StageStarted
-from rollcage.rollout.run import RolloutDeps
+from rollcage.events import Requeued, StageStarted
 from rollcage.runner import Runner
-from rollcage.runner.executor import Execution
-from rollcage.sandboxes.in_process import InProcessProvider
 from rollcage.settings import Settings
 from rollcage.store import Store
 from rollcage.types import NO_MODEL, AgentSpec, Endpoint, Job, Outcome, Stage, Task
@@ -167,101 +156,6 @@ async def losses(found: Any, runner: Runner, store: Store, number: int) -> dict[
         "requeued_most_s": max(requeued),
         "begun_elsewhere_median_s": statistics.median(again),
         "begun_elsewhere_most_s": max(again),
-    }
-
-
-class Sender:
-    """A node that has an outbox, and nothing else."""
-
-    def __init__(self) -> None:
-        self._outbox, self._number = Outbox(), 0
-        self._logged: dict[str, list[Event]] = {}
-
-    async def exchange(self, heard: int, acknowledged: int) -> NodeNews:
-        self._outbox.acknowledge(acknowledged)
-        self._number += 1
-        return NodeNews(self._number, await self._outbox.news(10), Load(), [])
-
-    async def prepare(self, names: Sequence[str], turns: int) -> None:
-        """Make what rollouts of these names log."""
-        self._logged = logged(names, turns)
-
-    async def send(self) -> float:
-        """Log it all; the processor time that it took."""
-        began = time.process_time()
-
-        async def one(name: str) -> None:
-            sender = EventSender(self._outbox, name, 1)
-            for event in self._logged[name]:
-                await sender.send(event)
-
-        await asyncio.gather(*map(one, self._logged))
-        return time.process_time() - began
-
-
-def logged(names: Sequence[str], turns: int) -> dict[str, list[Event]]:
-    """What each says: they have system prompt and tools in common."""
-    return {name: short_rollout(turns, sample) for sample, name in enumerate(names, 1)}
-
-
-async def sent(store: Store, names: Sequence[str], turns: int) -> tuple[float, float, float]:
-    """Processor time here and there, and wall time, from the first entry that another process sends to the last."""
-    import ray
-
-    actor = ray.remote(Sender).options(num_cpus=0, max_concurrency=8).remote()
-    link = RayLink(actor, 600)
-    await actor.prepare.remote(names, turns)
-    flows = {}
-    for name in names:
-        await store.append(name, Queued(job=JOB))
-        deps = RolloutDeps(InProcessProvider(), Nop(), None)  # type: ignore[arg-type]
-        flows[name] = Flow(Execution(name, JOB, deps, partial(store.append, name), ""), 1)
-
-    async def follow() -> None:
-        heard = acknowledged = 0
-        while True:
-            news = await link.exchange(heard, acknowledged)
-            by_name: dict[str, list[OutboxItem]] = {}
-            for item in news.items:
-                by_name.setdefault(item.name, []).append(item)
-            await asyncio.gather(*(flows[name].commit(some) for name, some in by_name.items()))
-            heard, acknowledged = news.number, news.items[-1].number if news.items else acknowledged
-
-    cpu, wall = time.process_time(), time.perf_counter()
-    follower = asyncio.create_task(follow())
-    there = await actor.send.remote()
-    found = time.process_time() - cpu, there, time.perf_counter() - wall
-    follower.cancel()
-    ray.kill(actor)
-    return found
-
-
-async def entries(folder: Path, number: int, turns: int = 20, rollouts: int = 32) -> dict[str, float]:
-    """The log here beside the log through Ray."""
-    names = [f"r{rollout}" for rollout in range(rollouts)]
-    said: dict[str, list[Event]] = {}
-
-    async def appended(store: Store, name: str) -> None:
-        await store.append(name, Queued(job=JOB))
-        for event in said[name]:
-            await store.append(name, event)
-
-    ratios: list[tuple[float, float, float]] = []
-    for turn in range(number):
-        said |= logged(names, turns)  # made anew: an event is packed faster the second time
-        async with Store.open(folder / f"sent{turn}.db") as store:
-            here, there, through = await sent(store, names, turns)
-        async with Store.open(folder / f"appended{turn}.db") as store:
-            cpu, wall = time.process_time(), time.perf_counter()
-            await asyncio.gather(*(appended(store, name) for name in names))
-            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-        ratios.append((cpu / (here + there), cpu / here, wall / through))
-    both, head, wall = (statistics.median(column) for column in zip(*ratios, strict=True))
-    return {
-        "entries": sum(len(events) + 1 for events in said.values()),
-        "per_cpu_second_ratio": both,
-        "per_cpu_second_of_the_head_ratio": head,
-        "per_wall_second_ratio": wall,
     }
 
 
