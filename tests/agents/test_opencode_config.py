@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
 
+from rollcage.agents.cli_agent import Downloads
+from rollcage.agents.opencode.agent import OpenCode
 from rollcage.agents.opencode.config import config_of, environment_of, permissions_of
 from rollcage.agents.opencode.package import package_for
 from rollcage.agents.packages import fetch
@@ -45,6 +48,14 @@ def test_the_lent_endpoint_is_the_only_one_it_knows() -> None:
     assert config["enabled_providers"] == ["rollcage"]
     assert config["provider"]["rollcage"]["options"]["baseURL"] == LENT.base_url
     assert json.loads(environment_of(config)["OPENCODE_CONFIG_CONTENT"]) == config
+
+
+@pytest.mark.parametrize("driver", ["", "run", "serve"])
+def test_a_system_prompt_that_no_variable_can_carry_is_refused_by_its_name(tmp_path: Path, driver: str) -> None:
+    agent = OpenCode(Downloads(tmp_path))
+    agent.check(AgentSpec(driver=driver, system_prompt="x" * 100_000))
+    with nullcontext() if driver == "serve" else pytest.raises(UsageError, match=r"system_prompt: .*120 kB.*serve"):
+        agent.check(AgentSpec(driver=driver, system_prompt="x" * 130_000))
 
 
 def test_only_enabled_tools_are_allowed_and_the_rule_for_the_rest_comes_first() -> None:

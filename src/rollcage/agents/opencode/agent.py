@@ -6,6 +6,7 @@ HTTP, with a live transcript and an abort that stops generation at once (docs/ag
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -39,6 +40,8 @@ from rollcage.types import HOME, AgentSpec, JsonObject, ScriptedCall
 DRIVERS = ("run", "serve")
 DRIVER = "run"
 """The one that is used where nobody says (bench/drivers.py has the numbers)."""
+MOST_CONFIG = 120_000
+"""Bytes of configuration for `run`, which takes it in one variable: the kernel allows 128 kB, some of which is ours."""
 
 
 class OpenCode(CliAgent):
@@ -85,6 +88,11 @@ class OpenCode(CliAgent):
         if spec.driver not in ("", *DRIVERS):
             raise UsageError(f"no {spec.driver!r}: OpenCode has {' and '.join(DRIVERS)}", argument="driver")
         permissions_of(spec)
+        size = len(json.dumps([spec.system_prompt, spec.config]))
+        if (spec.driver or DRIVER) == "run" and size > MOST_CONFIG:
+            most = MOST_CONFIG // 1000
+            what = f"OpenCode takes {most} kB of system prompt and configuration in all, and this is {size // 1000}"
+            raise UsageError(what, argument="system_prompt", remedy='with driver = "serve" it may be longer')
 
     def layers(self) -> Sequence[Layer]:
         """One layer: the binary, ripgrep (its search tools need it), and a seeded configuration."""
