@@ -186,6 +186,11 @@ def give_default(name: str, value: str) -> None:
     os.environ.setdefault(name, value)
 
 
+def ray_is_encrypted() -> bool:
+    """Whether this process's Ray encrypts what it sends to other machines."""
+    return _on(os.environ, "RAY_USE_TLS")
+
+
 def _on(environ: Mapping[str, str], name: str) -> bool:
     return environ.get(name, "").strip().lower() not in ("", "0", "false", "no")
 

@@ -64,6 +64,10 @@ class Machine:
     disowned: bool = False
     """Whether Ray says that it died, and it did not."""
     lifeline: bool = False
+    streams: bool = True
+    """Whether its news may be asked for beside Ray, where it has a lifeline."""
+    port: int = 0
+    """Where its lifeline and its news are."""
     hello: Hello | None = None
     orders: list[Order] = field(default_factory=list)
     received: list[str] = field(default_factory=list)
@@ -90,7 +94,7 @@ class DirectLink:
                 agents = {**registry.agents, "stored-work": StoredWork(work.get)}
                 yield replace(registry, gateway=gateway, providers=providers, agents=agents, work=work, trees=trees)
 
-        machine.host = self._host = NodeHost(open_registry=opened)
+        machine.host = self._host = NodeHost(open_registry=opened, streams=machine.streams)
 
     async def _reach(self) -> NodeHost:
         await asyncio.sleep(0)
@@ -106,6 +110,7 @@ class DirectLink:
             hello = hello._replace(home=str(self._machine.home))
         self._machine.hello = hello
         welcome = await (await self._reach()).open(hello)
+        self._machine.port = welcome.port
         # What is killed here is no process, and would leave its lifeline whole.
         return welcome if self._machine.lifeline else welcome._replace(port=0)
 

@@ -36,11 +36,13 @@ class Welcome(NamedTuple):
     port: int
     """Where it waits for the head's lifeline: a connection that says nothing, and breaks when either side dies."""
     secret: bytes
-    """What the head shows there."""
+    """What both ends know."""
     shared: bool
     """Whether it has the head's home."""
     holds: frozenset[str]
     """Layers and images that it has."""
+    streams: bool = False
+    """Whether its news may be asked for at that port, too: not where Ray's own connections are encrypted."""
 
 
 class Order(NamedTuple):

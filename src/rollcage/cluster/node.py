@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import os
 import secrets
 import time
@@ -24,6 +25,7 @@ from pydantic import SecretStr
 from rollcage.cluster.content import ContentStore
 from rollcage.cluster.messages import GateState, Hello, Load, NodeNews, Order, Welcome
 from rollcage.cluster.outbox import EventSender, Outbox
+from rollcage.cluster.stream import PROOF, answer_news, proof
 from rollcage.errors import RollcageError, StoreError
 from rollcage.events import Ended, Event
 from rollcage.gateway.live import Delta
@@ -50,13 +52,17 @@ def registry_of(settings: Settings, hello: Hello) -> AbstractAsyncContextManager
 class NodeHost:
     """Runs what the head orders. Used on one event loop only."""
 
-    def __init__(self, address: str = "127.0.0.1", open_registry: OpenRegistry = registry_of) -> None:
-        """`address`: where the head reaches this node."""
-        self._address, self._open_registry = address, open_registry
+    def __init__(
+        self, address: str = "127.0.0.1", open_registry: OpenRegistry = registry_of, *, streams: bool = True
+    ) -> None:
+        """`address`: where the head reaches this node. `streams`: whether news may go there beside Ray."""
+        self._address, self._open_registry, self._streams = address, open_registry, streams
         self._outbox = Outbox()
         self._running: dict[str, tuple[int, anyio.CancelScope]] = {}
         self._deltas: list[tuple[str, Delta | None]] = []
         self._watching: set[asyncio.Task[None]] = set()
+        self._asking: set[asyncio.StreamWriter] = set()
+        """Connections on which the head asks for news."""
         self._serving: asyncio.Task[None] | None = None
         self._over, self._idle = asyncio.Event(), asyncio.Event()
         self._told: dict[int, float] = {}
@@ -85,16 +91,17 @@ class NodeHost:
             scope.cancel()
         self._over.set()
 
-    async def exchange(self, heard: int, acknowledged: int) -> NodeNews:
+    async def exchange(self, heard: int, acknowledged: int, most_s: float = math.inf) -> NodeNews:
         """The head has heard the news of this number, and has all items up to that one; what else there is.
 
+        Waits for news, a part of the lease or `most_s`.
         The lease counts from when heard news were told. A question alone proves nothing: it may have been under way for
         long, and its answer may get lost.
         """
         self._heard = max(self._heard, self._told.get(heard, 0.0))
         self._told = {number: at for number, at in self._told.items() if number > heard}
         self._outbox.acknowledge(acknowledged)
-        items = await self._outbox.news(self._wait_s, lambda: bool(self._deltas))
+        items = await self._outbox.news(min(self._wait_s, most_s), lambda: bool(self._deltas))
         deltas, self._deltas = self._deltas, []
         gate = self._registry.gateway.gate
         self._number += 1
@@ -186,16 +193,21 @@ class NodeHost:
             self._shared = (settings.home / hello.marker).exists()
             trees, work = WorkStore(settings.trees_dir, MOST_TREE_BYTES), WorkStore(settings.work_dir, MOST_TREE_BYTES)
             self._content = ContentStore(provider(settings).images, trees, work)
-            server = await asyncio.start_server(self._lifeline, self._address, 0)
+            server = await asyncio.start_server(self._connected, self._address, 0)
             async with self._open_registry(settings, hello) as self._registry:
                 port, self._heard = server.sockets[0].getsockname()[1], time.monotonic()
-                ready.set_result(Welcome(version("rollcage"), port, self._secret, self._shared, self._content.held))
+                welcome = Welcome(
+                    version("rollcage"), port, self._secret, self._shared, self._content.held, self._streams
+                )
+                ready.set_result(welcome)
                 await self._keep_lease(hello.lease_s)
                 if self._running:
                     await self._idle.wait()
                 for task in self._watching:
                     task.cancel()
             server.close()
+            for writer in self._asking:
+                writer.close()
         except Exception as error:  # noqa: BLE001 - the head is told
             self._why = self._why or str(error)
             if not ready.done():
@@ -211,18 +223,22 @@ class NodeHost:
                     return
         self.stop(f"the head has not heard it for {lease_s:g} s")
 
-    async def _lifeline(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A connection that the head holds open: it breaks at once when the head's process ends."""
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A connection of the head's: its lifeline, or one for news."""
         try:
             async with asyncio.timeout(10):
-                shown = await reader.readexactly(len(self._secret))
-            if hmac.compare_digest(shown, self._secret):
-                await reader.read(1)
+                shown = await reader.readexactly(PROOF)
+            if hmac.compare_digest(shown, proof(self._secret, "lifeline")):
+                await reader.read(1)  # it breaks at once when the head's process ends
                 self.stop("the head ended, or gave it up")
                 await self.ended()  # a head that is there begins elsewhere what ran here as soon as this breaks
+            elif self._streams and hmac.compare_digest(shown, proof(self._secret, "news")):
+                self._asking.add(writer)
+                await answer_news(reader, writer, self._secret, self.exchange)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass
         finally:
+            self._asking.discard(writer)
             writer.close()
 
 

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -26,6 +26,7 @@ from rollcage.cluster.flow import Flow
 from rollcage.cluster.gate import ClusterGate
 from rollcage.cluster.messages import Hello, Load, NodeLink, NodeLost, NodeNews, NodeSource, OutboxItem, Welcome
 from rollcage.cluster.options import Cluster, NodeInfo
+from rollcage.cluster.stream import NewsStream, proof
 from rollcage.cluster.view import write_view
 from rollcage.gateway import Gateway
 from rollcage.gateway.live import Delta
@@ -280,7 +281,7 @@ class ClusterNodes:
 
             if welcome.port:
                 tasks.start_soon(end_with, self._lifeline(node, welcome, given_up))
-            tasks.start_soon(end_with, self._follow(node, given_up, lifeline=bool(welcome.port)))
+            tasks.start_soon(end_with, self._follow(node, welcome, given_up))
             if self._options.autoscale:
                 tasks.start_soon(end_with, self._idle(node))
         return why[0]
@@ -303,7 +304,7 @@ class ClusterNodes:
         except OSError:
             await anyio.sleep_forever()  # a firewall, say: Ray's word is enough
         try:
-            writer.write(welcome.secret)
+            writer.write(proof(welcome.secret, "lifeline"))
             async with anyio.create_task_group() as tasks:
 
                 async def end() -> None:
@@ -318,14 +319,19 @@ class ClusterNodes:
             writer.close()
         return "its process ended"
 
-    async def _follow(self, node: Node, given_up: anyio.Event, *, lifeline: bool) -> str:
+    async def _follow(self, node: Node, welcome: Welcome, given_up: anyio.Event) -> str:
+        stream = NewsStream(node.info.address, welcome, node.link, self._options.lease_s)
+        with closing(stream):
+            return await self._take_news(node, stream, given_up, lifeline=bool(welcome.port))
+
+    async def _take_news(self, node: Node, stream: NewsStream, given_up: anyio.Event, *, lifeline: bool) -> str:
         number, acknowledged, heard, lease_s = 0, 0, time.monotonic(), self._options.lease_s
         while True:
             # What it ran it has stopped by then: its lease counts from when it told what was heard last.
             left = heard + lease_s * (1 + GRACE) + LOOK_S - time.monotonic()
             try:
                 with anyio.fail_after(max(0.0, left)):
-                    batch = await node.link.exchange(number, acknowledged)
+                    batch = await stream.exchange(number, acknowledged)
             except TimeoutError:
                 if left <= 0:
                     return f"it could not be reached for {time.monotonic() - heard:.0f} s"

@@ -17,6 +17,7 @@ from anyio import to_thread
 from rollcage.cluster.messages import GateState, Hello, NodeLost, NodeNews, Order, Welcome
 from rollcage.cluster.node import NodeHost
 from rollcage.cluster.options import NodeInfo
+from rollcage.settings import ray_is_encrypted
 
 MOST_ASKED = 10_000
 """Rollouts that an autoscaler is asked to make room for: it looks at each of them."""
@@ -32,7 +33,7 @@ class NodeActor:
     def __init__(self) -> None:
         import ray
 
-        self._host = NodeHost(ray.util.get_node_ip_address())
+        self._host = NodeHost(ray.util.get_node_ip_address(), streams=not ray_is_encrypted())
         self._raylet = os.getppid()
         self._tasks: list[asyncio.Task[None]] = []
 
