@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -30,8 +30,9 @@ def answering(said: bytes | None) -> Iterator[str]:
                     return
                 held.append(there)
                 if said is not None:
-                    there.sendall(said)
-                    there.shutdown(socket.SHUT_WR)
+                    with suppress(OSError):  # who has heard enough is gone
+                        there.sendall(said)
+                        there.shutdown(socket.SHUT_WR)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
