@@ -7,13 +7,18 @@ import asyncio
 import json
 import subprocess
 import sys
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 import rollcage
+from rollcage.runner.groups import Groups
+from rollcage.schema.groups import Group
+from rollcage.store import Store
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "paginate.toml"
 HEAVY = {
@@ -188,3 +193,27 @@ async def test_a_rollout_shows_itself_safely(settings: rollcage.Settings) -> Non
     as_json = json.loads(json.dumps(rollout.to_dict()))
     assert (as_json["rollout_id"], as_json["reward"], as_json["task_id"]) == (rollout.id, None, evil)
     assert len(as_json["proxy_turns"]) == len(rollout.turns)
+
+
+async def test_a_call_that_is_cancelled_while_its_rollouts_begin_leaves_none_of_them(
+    settings: rollcage.Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else they would go on without the scripted model, which ends with the call."""
+    started, start = anyio.Event(), Groups.start
+
+    async def slowly(*args: Any, **more: Any) -> Group:
+        group = await start(*args, **more)
+        started.set()
+        await anyio.sleep(0.05)
+        return group
+
+    monkeypatch.setattr(Groups, "start", slowly)
+    async with rollcage.open_runner(settings=settings) as runner:
+        async with anyio.create_task_group() as tasks:
+            own = partial(rollcage.arun_group, runner=runner, settings=settings, endpoint="scripted", agent="shell")
+            tasks.start_soon(own, "sleep 600", 2)
+            await started.wait()
+            tasks.cancel_scope.cancel()
+        assert runner.queue.running + runner.queue.waiting == 0
+    async with Store.open(settings.log_path) as store:
+        assert [row.outcome for row in await store.list(limit=9)] == [rollcage.Outcome.ABORTED] * 2

@@ -77,7 +77,8 @@ async def arun(
     A call that is cancelled aborts its rollout.
     """
     async with _ready(task, runner, settings, arguments) as (running, job):
-        rollout_id = await running.start(job)
+        with CancelScope(shield=True):  # a call that is cancelled here would not know what it has started
+            rollout_id = await running.start(job)
         try:
             return await running.wait(rollout_id)
         except BaseException:
@@ -100,7 +101,8 @@ async def arun_group(
     that follow from it; without one each rollout is left to the engine. A call that is cancelled aborts them all.
     """
     async with _ready(task, runner, settings, arguments) as (running, job):
-        group = await running.groups.start(job, n, min_usable=min_usable)
+        with CancelScope(shield=True):
+            group = await running.groups.start(job, n, min_usable=min_usable)
         ids = [member.rollout_id for member in group.rollouts]
         try:
             await running.groups.wait([group.group_id])

@@ -62,7 +62,8 @@ class WriteBehind:
         tried = list(self._under_way)
         await asyncio.wait(tried)
         self._under_way.clear()
-        for each in tried:
+        failed = [each for each in tried if each.cancelled() or each.exception()]  # each is asked: none is told unheard
+        for each in failed:
             each.result()
 
     async def _append(self, event: Event) -> object:
