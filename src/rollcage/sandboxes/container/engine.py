@@ -243,10 +243,20 @@ def _import(client: docker.APIClient, archive: bytes, name: str, changes: list[s
 
 
 def _bake(client: docker.APIClient, base: str, archive: IO[bytes], name: str) -> None:
+    import docker
+
     repository, _, tag = name.rpartition(":")
     made = client.create_container(base, command=["true"], host_config=client.create_host_config(network_mode="none"))
     try:
-        client.put_archive(made["Id"], "/", archive)
+        for tries_left in (2, 1, 0):
+            archive.seek(0)
+            try:
+                client.put_archive(made["Id"], "/", archive)
+                break
+            except docker.errors.APIError:
+                # Podman now and then closes its end of a pipe before it has passed on all of a large archive.
+                if not tries_left:
+                    raise
         client.commit(made["Id"], repository=repository, tag=tag)
     finally:
         client.remove_container(made["Id"], force=True)
