@@ -140,7 +140,7 @@ class ClusterNodes:
         left = self._known - self.all.keys()
         resting = [NodeView(id=key, address="", state="resting", places=0) for key in left & self._resting]
         problems = {key: ("", why) for key, (_, _, why) in self._problems.items() if key in left - self._resting}
-        if not found:
+        if not found and not resting:
             problems |= self._unfit  # a Ray may have many nodes that are not for rollouts
         return [
             *found,
